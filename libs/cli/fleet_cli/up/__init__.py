@@ -1,0 +1,1 @@
+"""`fleet up`: a whole fleet on this machine, under one supervisor."""

@@ -1,0 +1,1 @@
+"""Decisions without I/O: where text may be cut, samples as bytes."""

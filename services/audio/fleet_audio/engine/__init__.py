@@ -1,0 +1,1 @@
+"""Engines of audio: Whisper through faster-whisper, Hibari, or scripted stand-ins."""

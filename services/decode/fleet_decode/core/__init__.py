@@ -1,0 +1,1 @@
+"""Pure parts of the decode service: text, stop strings, sampling, continuation."""

@@ -1,0 +1,1 @@
+"""Token engines: the port, a scripted one, and vLLM."""

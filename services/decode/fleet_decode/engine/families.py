@@ -1,0 +1,84 @@
+"""The decode side of every multimodal family: how embeddings go into vLLM, and what vLLM is told at its start.
+
+A family is chosen by `model_type` of config.json; preprocess (`core/families.py`) and vision (`engine/families.py`)
+have the same table for their part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_common.errors import EngineError
+from fleet_decode.engine.port import ImageEmbeds
+
+#: (images, their tensors) -> what vLLM wants as `multi_modal_data["image"]`.
+ImageData = Callable[[Sequence[ImageEmbeds], Sequence[Any]], Any]
+
+
+def _one_tensor_each(images: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
+    return list(tensors)
+
+
+def _embeds_and_grids(images: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
+    """Positions in time, height and width follow from the grids: vLLM computes them."""
+    import torch
+
+    grids = [image.grid for image in images]
+    if None in grids:
+        raise EngineError("an image came without its grid of patches")
+
+    return {"image_embeds": torch.cat(list(tensors)), "image_grid_thw": torch.tensor(grids)}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFamily:
+    """One family.
+
+    Attributes:
+        media: kinds that vLLM's model takes: their towers are kept out.
+        image_data: how embeddings of images are handed over; recordings are tensors of their own everywhere.
+        processor_kwargs: for vLLM's `mm_processor_kwargs`.
+    """
+
+    media: tuple[str, ...] = ("image",)
+    image_data: ImageData = _one_tensor_each
+    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def media_data(self, kind: str, embeds: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
+        """What vLLM wants as `multi_modal_data[kind]`."""
+        return self.image_data(embeds, tensors) if kind == "image" else list(tensors)
+
+
+# vLLM measures a made-up item of every kind at start. Without torchvision that takes the image processors' PIL form,
+# which they would not choose by themselves beside the guard's stand-ins (`backend` would be clearer, but reaches video
+# processors too, which have no such form).
+_PIL = {"use_fast": False}
+# The made-up video has the tower's size already: nothing is left for torchvision to do.
+_VIDEO_AS_IT_IS = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
+
+#: `model_type` -> adapter.
+FAMILIES: Mapping[str, DecodeFamily] = {
+    "llava": DecodeFamily(processor_kwargs=_PIL),
+    "qwen2_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL),
+    "qwen2_5_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL),
+    "internvl": DecodeFamily(("image", "video"), processor_kwargs={**_PIL, "videos_kwargs": _VIDEO_AS_IT_IS}),
+    "qwen2_audio": DecodeFamily(("audio",)),
+}
+
+
+def decode_family(config: Mapping[str, Any]) -> DecodeFamily | None:
+    """The adapter of a model, None for one that takes text only.
+
+    Raises:
+        ValueError: it takes media and is not in the table.
+    """
+    model_type = str(config.get("model_type"))
+    if "vision_config" not in config and "audio_config" not in config:
+        return None
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"multimodal models of type {model_type!r} are not supported (supported: {', '.join(FAMILIES)})"
+        )
+    return FAMILIES[model_type]

@@ -1,0 +1,1 @@
+"""Diffusion: prompts in, pictures out, one denoising step at a time."""

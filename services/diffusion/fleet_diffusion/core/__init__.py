@@ -1,0 +1,1 @@
+"""Pure parts: no clock, I/O, randomness or async."""

@@ -1,0 +1,1 @@
+"""Durable jobs: files, batches and single long requests that outlive every service."""

@@ -1,0 +1,1 @@
+"""Pipelines: the folder of files, and requests that pass several models."""

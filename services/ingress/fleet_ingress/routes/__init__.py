@@ -1,0 +1,1 @@
+"""HTTP: one module per route, and one (`errors`) that turns every failure into OpenAI's envelope."""

@@ -1,0 +1,1 @@
+"""Pure decisions and transformations of preprocess: bytes and values in, values out."""

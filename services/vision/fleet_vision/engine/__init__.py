@@ -1,0 +1,1 @@
+"""Engines of vision: a tower and projector through transformers, or a scripted stand-in."""

@@ -1,0 +1,109 @@
+"""REQUIREMENTS C6: a worker slowed fourfold loses share; with placement frozen, clients notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from fleet_cli.testing import RunningFleet, running_fleet
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS = {
+    "FLEET_ENGINE": "scripted",
+    "FLEET_DECODE_REPLICAS": "2",
+    "FLEET_DECODE_ENGINE_ARGS": '{"token_delay_s": 0.01}',
+}
+BODY = {"model": "omnifleet-vlm", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 16}
+CONCURRENCY = 8
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    with running_fleet(tmp_path_factory.mktemp("pair"), SETTINGS, timeout_s=60.0) as fleet:
+        fleet.wait_workers("decode", 2, 30.0)
+        yield fleet
+
+
+@contextlib.asynccontextmanager
+async def load(url: str) -> AsyncIterator[list[int]]:
+    """Requests in a row on every lane; yields the statuses so far."""
+    statuses: list[int] = []
+    is_over = asyncio.Event()
+
+    async def lane(client: httpx.AsyncClient) -> None:
+        while not is_over.is_set():
+            response = await client.post("/v1/chat/completions", json=BODY)
+            statuses.append(response.status_code)
+
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client, asyncio.TaskGroup() as lanes:
+        for _ in range(CONCURRENCY):
+            lanes.create_task(lane(client))
+        yield statuses
+        is_over.set()
+
+
+@contextlib.asynccontextmanager
+async def slowed_fourfold(pid: int) -> AsyncIterator[None]:
+    """Let a process run a quarter of the time."""
+
+    async def stutter() -> None:
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.075)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(0.025)
+
+    stuttering = asyncio.create_task(stutter())
+    try:
+        yield
+    finally:
+        stuttering.cancel()
+        os.kill(pid, signal.SIGCONT)
+
+
+async def share_of(fleet: RunningFleet, worker: str) -> tuple[float, int, list[str]]:
+    """Share, revision and reasons of the table in force."""
+    table = (await asyncio.to_thread(fleet.status))["table"]
+    decode = next(route for route in table["routes"] if route["stage"] == "decode")
+    return decode["pools"][0]["shares"][worker], table["revision"], table["reasons"]
+
+
+async def test_a_worker_slowed_fourfold_loses_share_within_two_tables(pair: RunningFleet) -> None:
+    pid = pair.stack()["processes"]["decode-1"]["pid"]
+    async with load(pair.url) as statuses:
+        await asyncio.sleep(8.0)
+        before, revision, _ = await share_of(pair, "decode-1")
+        async with slowed_fourfold(pid), asyncio.timeout(40.0):
+            share, now, reasons = before, revision, []
+            while now == revision or share > before - 0.1:
+                await asyncio.sleep(0.5)
+                share, now, reasons = await share_of(pair, "decode-1")
+
+    print(f"share {before:.2f} -> {share:.2f} in {now - revision} tables: {reasons}")
+    assert before == pytest.approx(0.5, abs=0.15)
+    assert now - revision <= 2
+    assert any("decode-1 slowed: service" in reason for reason in reasons)
+    assert set(statuses) == {200}
+
+
+async def test_a_fleet_without_placement_goes_on(pair: RunningFleet) -> None:
+    pid = pair.stack()["processes"]["placement"]["pid"]
+    async with load(pair.url) as statuses:
+        await asyncio.sleep(1.0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(8.0)
+            num_before = len(statuses)
+            await asyncio.sleep(2.0)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    assert len(statuses) > num_before > 0
+    assert set(statuses) == {200}
