@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from litestar.datastructures import State
+from litestar.types import Scope
 
 from fleet_common.clock import Clock
 from fleet_common.telemetry.names import IngressMetrics
@@ -17,8 +17,8 @@ from fleet_ingress.pipelines.shelf import PipelineShelf
 from fleet_ingress.settings import IngressSettings
 from fleet_ingress.view import FleetView
 
-_KEY = "ingress"
-
+#: Key of the ingress in an ASGI scope's state: set by `app.bind`, read by the routes.
+INGRESS_KEY = "fleet_ingress"
 #: Key of the tenant in an ASGI scope's state: set by the edge, read by the routes.
 TENANT_KEY = "fleet_tenant"
 
@@ -38,13 +38,9 @@ class Ingress:
     metrics: IngressMetrics
     clock: Clock
 
-    def as_state(self) -> State:
-        """Litestar's application state that carries it."""
-        return State({_KEY: self})
 
-
-def ingress_of_state(state: State) -> Ingress:
-    """The ingress a Litestar application serves."""
-    ingress = state[_KEY]
+def ingress_of(scope: Scope) -> Ingress:
+    """Whose request it is."""
+    ingress = scope["state"][INGRESS_KEY]
     assert isinstance(ingress, Ingress)
     return ingress

@@ -22,7 +22,7 @@ from fleet_common.tensors.port import TensorStore
 from fleet_common.tensors.spill import bus_spill, serve_spill
 from fleet_common.tensors.tend import tend
 from fleet_contracts.control import IngressInfo
-from fleet_ingress.app import create_app, create_asgi
+from fleet_ingress.app import bind, create_asgi, route_paths
 from fleet_ingress.context import Ingress
 from fleet_ingress.core.admission import AdmissionLimits
 from fleet_ingress.dispatcher import Dispatcher
@@ -82,7 +82,7 @@ async def prepare_ingress(
     try:
         await jobs.store.open()
         await ingress.links.open()
-        lines = InProcess(create_app(ingress), JobOrigin(settings.job_line_timeout_s))
+        lines = InProcess(bind(ingress), route_paths(), JobOrigin(settings.job_line_timeout_s))
         jobs.endpoints = lines.endpoints
         async with (
             dispatcher.running(),

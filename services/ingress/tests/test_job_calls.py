@@ -35,7 +35,7 @@ def calling(pieces: Sequence[bytes], *, is_ended: bool, is_broken: bool = False)
     async def speak(request: Request[None, None, State]) -> ASGIApp:
         return serve
 
-    return InProcess(Litestar(route_handlers=[speak], openapi_config=None), JobOrigin(60.0))
+    return InProcess(Litestar(route_handlers=[speak], openapi_config=None), (SPEECH,), JobOrigin(60.0))
 
 
 async def test_only_routes_the_application_has_can_be_endpoints() -> None:

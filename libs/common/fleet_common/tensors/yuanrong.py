@@ -24,7 +24,8 @@ _T = TypeVar("_T")
 
 #: The client tells what happened in words only: "code: [Key not found], msg: ...".
 _UNKNOWN_KEY = "code: [Key not found]"
-_NO_ROOM = "code: [Out of memory]"
+#: As the code, or among what was answered to the tries of a call whose last one had no time left.
+_NO_ROOM = "Out of memory"
 
 _MAX_TTL_S = (1 << 31) - 1
 

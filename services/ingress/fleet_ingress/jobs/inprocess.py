@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import cast
 
 import msgspec
-from litestar import Litestar
-from litestar.types import HTTPReceiveMessage, HTTPScope, Message
+from litestar.types import ASGIApp, HTTPReceiveMessage, HTTPScope, Message
 
 from fleet_ingress.api.errors import ErrorBody, ErrorEnvelope
 from fleet_ingress.context import TENANT_KEY
@@ -51,10 +51,13 @@ _NOT_WHOLE = ErrorEnvelope(
 class InProcess:
     """Calls routes of an application without a connection."""
 
-    def __init__(self, app: Litestar, origin: JobOrigin) -> None:
+    def __init__(self, app: ASGIApp, served: Collection[str], origin: JobOrigin) -> None:
+        """
+        Args:
+            served: paths of the application's routes.
+        """
         self._app = app
         self._origin = origin
-        served = {route.path for route in app.routes}
         self.endpoints = tuple(path for path in JOB_ENDPOINTS if path in served)
 
     async def post(self, path: str, body: bytes, tenant: str) -> Answer:

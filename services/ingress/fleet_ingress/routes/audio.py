@@ -17,7 +17,7 @@ from fleet_contracts.audio import pcm_sample_rate_hz
 from fleet_ingress.api.audio import SpeechRequest
 from fleet_ingress.api.decode import decode_request
 from fleet_ingress.api.form import is_form, read_form
-from fleet_ingress.context import ingress_of_state
+from fleet_ingress.context import ingress_of
 from fleet_ingress.core.audio_requests import AudioRequest, parse_speech, parse_transcription
 from fleet_ingress.core.media_stream import MediaDelta
 from fleet_ingress.core.parsed import ParsedRequest
@@ -43,13 +43,13 @@ TRANSCRIPTION = Route("transcription", "")
 @post("/v1/audio/speech", status_code=200)
 async def create_speech(request: Request[None, None, State]) -> ASGIApp:
     """Read a text aloud."""
-    return SpeechExchange(ingress_of_state(request.app.state), SPEECH).serve
+    return SpeechExchange(ingress_of(request.scope), SPEECH).serve
 
 
 @post("/v1/audio/transcriptions", status_code=200)
 async def create_transcription(request: Request[None, None, State]) -> ASGIApp:
     """Write down what is said."""
-    return TranscriptionExchange(ingress_of_state(request.app.state), TRANSCRIPTION).serve
+    return TranscriptionExchange(ingress_of(request.scope), TRANSCRIPTION).serve
 
 
 class _AudioExchange(Exchange):

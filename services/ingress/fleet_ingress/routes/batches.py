@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, HTTPScope
 from fleet_common.errors import FleetError
 from fleet_ingress.api.decode import decode_request
 from fleet_ingress.api.jobs import Batch, BatchList, CreateBatch, CreateJob, Job, JobList
-from fleet_ingress.context import TENANT_KEY, ingress_of_state
+from fleet_ingress.context import TENANT_KEY, ingress_of
 from fleet_ingress.core.job_pages import DEFAULT_JOBS_PAGE, PageQuery, parse_page, show_batch, show_job, take_page
 from fleet_ingress.core.job_state import BATCH, JOB
 from fleet_ingress.errors import from_fleet_error
@@ -24,7 +24,7 @@ _BATCH_BODY_BYTES = 64 << 10
 @post("/v1/batches", status_code=200)
 async def create_batch(request: Request[None, None, State]) -> ASGIApp:
     """Run every line of a file."""
-    ingress = ingress_of_state(request.app.state)
+    ingress = ingress_of(request.scope)
 
     async def handle(tenant: str, _: HTTPScope, body: bytes) -> Batch:
         return show_batch(await ingress.jobs.create_batch(tenant, decode_request(body, CreateBatch)))
@@ -68,7 +68,7 @@ async def cancel_batch(request: Request[None, None, State], batch_id: FromPath[s
 @post("/v1/jobs", status_code=200)
 async def create_job(request: Request[None, None, State]) -> ASGIApp:
     """Run one request as a job."""
-    ingress = ingress_of_state(request.app.state)
+    ingress = ingress_of(request.scope)
 
     async def handle(tenant: str, _: HTTPScope, body: bytes) -> Job:
         wanted = decode_request(body, CreateJob)
@@ -122,7 +122,7 @@ async def cancel_job(request: Request[None, None, State], job_id: FromPath[str])
 
 
 def _asked(request: Request[None, None, State]) -> tuple[str, JobDesk]:
-    return request.scope["state"][TENANT_KEY], ingress_of_state(request.app.state).jobs
+    return request.scope["state"][TENANT_KEY], ingress_of(request.scope).jobs
 
 
 def _page(request: Request[None, None, State]) -> PageQuery:

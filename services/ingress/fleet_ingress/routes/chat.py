@@ -21,7 +21,7 @@ from fleet_contracts.models import ModelState
 from fleet_contracts.preprocess import PreprocessParams
 from fleet_ingress.api.chat import ChatRequest
 from fleet_ingress.api.decode import decode_request
-from fleet_ingress.context import TENANT_KEY, ingress_of_state
+from fleet_ingress.context import TENANT_KEY, ingress_of
 from fleet_ingress.core.catalog import Standing
 from fleet_ingress.core.composed_answer import ComposedAnswer, ComposedHead
 from fleet_ingress.core.media_stream import MediaDelta
@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(request: Request[None, None, State]) -> ASGIApp:
     """Answer a conversation, media included; in text, or aloud."""
-    return ChatExchange(ingress_of_state(request.app.state), CHAT).serve
+    return ChatExchange(ingress_of(request.scope), CHAT).serve
 
 
 class _Peek(msgspec.Struct):

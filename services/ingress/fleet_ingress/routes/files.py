@@ -14,7 +14,7 @@ from litestar.types import ASGIApp, HTTPReceiveMessage, HTTPScope
 
 from fleet_common.errors import FleetError, InvalidInputError
 from fleet_ingress.api.jobs import FileDeleted, FileList, FileObject
-from fleet_ingress.context import TENANT_KEY, ingress_of_state
+from fleet_ingress.context import TENANT_KEY, ingress_of
 from fleet_ingress.core.job_pages import DEFAULT_FILES_PAGE, parse_page, show_file, take_page
 from fleet_ingress.errors import by_status, from_fleet_error
 from fleet_ingress.jobs.desk import JobDesk, Upload, parse_expiry
@@ -27,7 +27,7 @@ _FORM_BYTES = 64 << 10
 @post("/v1/files", status_code=200)
 async def upload_file(request: Request[None, None, State]) -> ASGIApp:
     """Keep a file: multipart, `file` and `purpose`."""
-    ingress = ingress_of_state(request.app.state)
+    ingress = ingress_of(request.scope)
 
     async def handle(tenant: str, scope: HTTPScope, body: bytes) -> FileObject:
         return show_file(await ingress.jobs.add_file(tenant, await _parse_form(scope, body)))
@@ -88,7 +88,7 @@ async def delete_file(request: Request[None, None, State], file_id: FromPath[str
 
 
 def _asked(request: Request[None, None, State]) -> tuple[str, JobDesk]:
-    return request.scope["state"][TENANT_KEY], ingress_of_state(request.app.state).jobs
+    return request.scope["state"][TENANT_KEY], ingress_of(request.scope).jobs
 
 
 def _json(answer: msgspec.Struct) -> Response[bytes]:

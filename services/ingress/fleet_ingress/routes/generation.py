@@ -23,7 +23,7 @@ from fleet_ingress.api.completions import CompletionRequest
 from fleet_ingress.api.decode import decode_request
 from fleet_ingress.api.embeddings import EmbeddingRequest
 from fleet_ingress.api.tokenize import TokenizeRequest
-from fleet_ingress.context import TENANT_KEY, Ingress, ingress_of_state
+from fleet_ingress.context import TENANT_KEY, Ingress, ingress_of
 from fleet_ingress.core.parsed import (
     ParsedRequest,
     check_against_card,
@@ -107,19 +107,19 @@ EMBEDDING = Route(
 @post("/v1/completions", status_code=200)
 async def create_completion(request: Request[None, None, State]) -> ASGIApp:
     """Continue a text."""
-    return Exchange(ingress_of_state(request.app.state), COMPLETION).serve
+    return Exchange(ingress_of(request.scope), COMPLETION).serve
 
 
 @post("/v1/tokenize", status_code=200)
 async def count_tokens(request: Request[None, None, State]) -> ASGIApp:
     """Count the tokens of a prompt."""
-    return Exchange(ingress_of_state(request.app.state), COUNT).serve
+    return Exchange(ingress_of(request.scope), COUNT).serve
 
 
 @post("/v1/embeddings", status_code=200)
 async def create_embeddings(request: Request[None, None, State]) -> ASGIApp:
     """Make a vector of each text."""
-    return Exchange(ingress_of_state(request.app.state), EMBEDDING).serve
+    return Exchange(ingress_of(request.scope), EMBEDDING).serve
 
 
 class Exchange:

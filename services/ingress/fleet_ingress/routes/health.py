@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from fleet_contracts.models import ModelState
 from fleet_ingress.api.errors import ErrorBody
 from fleet_ingress.api.responses import HealthReport
-from fleet_ingress.context import Ingress, ingress_of_state
+from fleet_ingress.context import Ingress, ingress_of
 from fleet_ingress.errors import SERVER, ApiError
 
 LIVE_PATH = "/health/live"
@@ -27,7 +27,7 @@ async def get_live(request: Request[None, None, State]) -> Response[bytes]:
 @get(READY_PATH)
 async def get_ready(request: Request[None, None, State]) -> Response[bytes]:
     """New work is welcome: the table is known and every stage of every served model has a live worker."""
-    reason = _why_not_ready(ingress_of_state(request.app.state))
+    reason = _why_not_ready(ingress_of(request.scope))
     if reason is not None:
         raise ApiError(503, ErrorBody(message=reason, type=SERVER, code="not_ready"), retry_after_s=1.0)
     return Response(msgspec.json.encode(HealthReport(status="ready")), media_type="application/json")
@@ -36,7 +36,7 @@ async def get_ready(request: Request[None, None, State]) -> Response[bytes]:
 @get(METRICS_PATH)
 async def get_metrics(request: Request[None, None, State]) -> Response[bytes]:
     """Prometheus text format."""
-    metrics = ingress_of_state(request.app.state).metrics
+    metrics = ingress_of(request.scope).metrics
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -20,7 +20,7 @@ from fleet_ingress.api.decode import decode_request
 from fleet_ingress.api.errors import ErrorBody
 from fleet_ingress.api.form import is_form, read_form
 from fleet_ingress.api.images import EditRequest, ImageRequest
-from fleet_ingress.context import TENANT_KEY, ingress_of_state
+from fleet_ingress.context import TENANT_KEY, ingress_of
 from fleet_ingress.core.image_answers import ImageRenderer, KeptPicture, ShownPicture
 from fleet_ingress.core.image_requests import parse_edit, parse_images, read_edit
 from fleet_ingress.core.parsed import ParsedRequest
@@ -46,20 +46,20 @@ _MAX_SEED = 2**31
 @post("/v1/images/generations", status_code=200)
 async def create_images(request: Request[None, None, State]) -> ASGIApp:
     """Make pictures of a prompt."""
-    return ImageExchange(ingress_of_state(request.app.state), GENERATION).serve
+    return ImageExchange(ingress_of(request.scope), GENERATION).serve
 
 
 @post("/v1/images/edits", status_code=200)
 async def create_edits(request: Request[None, None, State]) -> ASGIApp:
     """Change pictures as a prompt says."""
-    return EditExchange(ingress_of_state(request.app.state), EDIT).serve
+    return EditExchange(ingress_of(request.scope), EDIT).serve
 
 
 @get(FILES_PATH + "{name:str}")
 async def get_picture(request: Request[None, None, State], name: FromPath[str]) -> Response[bytes]:
     """The file of a picture that was answered as a URL."""
     try:
-        found = await ingress_of_state(request.app.state).links.find(request.scope["state"][TENANT_KEY], name)
+        found = await ingress_of(request.scope).links.find(request.scope["state"][TENANT_KEY], name)
     except FleetError as err:
         raise from_fleet_error(err) from err
     if found is None:

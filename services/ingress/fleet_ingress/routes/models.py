@@ -10,7 +10,7 @@ from litestar.params import FromPath
 from fleet_contracts.control import ModelCard
 from fleet_contracts.models import ModelState
 from fleet_ingress.api.responses import ModelList, ModelReport
-from fleet_ingress.context import Ingress, ingress_of_state
+from fleet_ingress.context import Ingress, ingress_of
 from fleet_ingress.core.catalog import Standing
 from fleet_ingress.core.pipeline_standing import needs_unknown, standing_of
 from fleet_ingress.core.reason import public_reason
@@ -23,7 +23,7 @@ _LISTED = frozenset({ModelState.READY, ModelState.LOADING, ModelState.FAILED})
 @get("/v1/models")
 async def list_models(request: Request[None, None, State]) -> Response[bytes]:
     """All models and adapters, those that are loading or failed to included."""
-    ingress = ingress_of_state(request.app.state)
+    ingress = ingress_of(request.scope)
     standings = [one for one in ingress.view.catalog.standings() if one.state in _LISTED]
     reports = [*map(_report, standings), *_pipelines(ingress)]
     body = msgspec.json.encode(ModelList(data=sorted(reports, key=lambda one: one.id)))
@@ -34,7 +34,7 @@ async def list_models(request: Request[None, None, State]) -> Response[bytes]:
 async def get_model(request: Request[None, None, State], model_id: FromPath[str]) -> Response[bytes]:
     """One model; its name may hold slashes and dots."""
     name = model_id.removeprefix("/")
-    ingress = ingress_of_state(request.app.state)
+    ingress = ingress_of(request.scope)
     standing = ingress.view.catalog.standing(name) or _pipeline(ingress, name)
     if standing is None or standing.state not in _LISTED:
         raise model_not_found(name)

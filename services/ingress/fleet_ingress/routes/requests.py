@@ -10,7 +10,7 @@ from litestar.params import FromPath
 
 from fleet_common.errors import BusError
 from fleet_ingress.api.errors import ErrorBody
-from fleet_ingress.context import TENANT_KEY, ingress_of_state
+from fleet_ingress.context import TENANT_KEY, ingress_of
 from fleet_ingress.errors import NOT_FOUND, ApiError, from_fleet_error
 
 _ID = re.compile(r"^(?:chatcmpl-|cmpl-)?([0-9a-zA-Z-]{1,40}_[0-9a-f]{32})$")
@@ -24,7 +24,7 @@ async def get_request(request: Request[None, None, State], request_id: FromPath[
     if match is not None:
         tenant = request.scope["state"][TENANT_KEY]
         try:
-            body = await ingress_of_state(request.app.state).dispatcher.report(match[1], tenant)
+            body = await ingress_of(request.scope).dispatcher.report(match[1], tenant)
         except BusError as err:
             raise from_fleet_error(err) from err
     if not body:
