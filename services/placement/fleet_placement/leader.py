@@ -10,7 +10,6 @@ from fleet_common.clock import Clock
 from fleet_common.errors import BusError, FleetError, RevisionConflictError
 from fleet_contracts import codec, subjects
 from fleet_contracts.control import LeaderInfo
-from fleet_placement.cancellation import raise_if_cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +34,6 @@ class Leadership:
     async def acquire(self) -> None:
         """Wait until this instance leads."""
         while True:
-            raise_if_cancelled()
             asked_s = self._clock.monotonic_s()
             info = msgspec.structs.replace(self._info, since_unix_s=self._clock.unix_s())
             try:
@@ -58,7 +56,6 @@ class Leadership:
             LeadershipLostError: somebody else has the lease, or it ended because the broker was out of reach.
         """
         while True:
-            raise_if_cancelled()
             await self._clock.sleep(self._lease_s / 3)
             asked_s = self._clock.monotonic_s()
             try:

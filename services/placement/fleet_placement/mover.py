@@ -16,7 +16,6 @@ from fleet_contracts import codec, subjects
 from fleet_contracts.base import Stage
 from fleet_contracts.events import Confirm, Failed
 from fleet_contracts.work import DeadLetter, TaskHead
-from fleet_placement.cancellation import raise_if_cancelled
 from fleet_placement.core.moves import Backlog, Stranded, giving_up, life_s, moved, stranded, target_pool
 from fleet_placement.core.state import PlacementState
 
@@ -152,7 +151,6 @@ class Mover:
         subject = subjects.event(task.events.ingress_id, task.request_id, task.events.nonce)
         event = codec.encode(Failed(attempt=giving_up(task, stage), seq=0, failure=poison_failure(task.request_id)))
         for _ in range(_CONFIRM_ATTEMPTS):
-            raise_if_cancelled()
             try:
                 answer = codec.decode_ingress_reply(
                     await self._bus.request(subject, event, timeout_s=_CONFIRM_TIMEOUT_S)

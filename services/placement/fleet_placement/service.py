@@ -17,7 +17,6 @@ from fleet_contracts import codec, subjects
 from fleet_contracts.base import Stage, WorkerId
 from fleet_contracts.control import RoutingTable, WorkerInfo
 from fleet_contracts.models import ModelSpec, ModelState
-from fleet_placement.cancellation import raise_if_cancelled
 from fleet_placement.core.events import (
     BacklogMeasured,
     Deposed,
@@ -135,7 +134,6 @@ class PlacementService:
 
     async def _tick(self) -> None:
         while True:
-            raise_if_cancelled()
             await self._clock.sleep(_TICK_S)
             self._feed(Tick() if self._bus.is_connected else Interrupted())
 
@@ -189,7 +187,6 @@ class PlacementService:
 
     async def _write_tables(self) -> None:
         while True:
-            raise_if_cancelled()
             await self._has_table.wait()
             self._has_table.clear()
             table, self._unwritten = self._unwritten, None
@@ -211,7 +208,6 @@ class PlacementService:
     async def _sweep(self) -> None:
         """Look at what waits in the broker, move what waits in vain, and see that the table is still there."""
         while True:
-            raise_if_cancelled()
             try:
                 backlogs = await self._bus.pool_pending()
                 self._count(backlogs)
@@ -239,7 +235,6 @@ class PlacementService:
     async def _bury(self) -> None:
         """Listen for items at the end of their deliveries for as long as this instance leads."""
         while True:
-            raise_if_cancelled()
             try:
                 listening = await self._bus.max_deliveries(self._mover.bury)
             except BusError as err:

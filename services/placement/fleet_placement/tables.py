@@ -12,7 +12,6 @@ from fleet_common.clock import Clock
 from fleet_common.errors import BusError, RevisionConflictError
 from fleet_contracts import codec, subjects
 from fleet_contracts.control import RoutingTable
-from fleet_placement.cancellation import raise_if_cancelled
 from fleet_placement.leader import LeadershipLostError
 
 log = structlog.get_logger(__name__)
@@ -33,7 +32,6 @@ class TableWriter:
     async def read(self) -> RoutingTable | None:
         """The table in force; None when there is none that this release can read. Waits for the broker."""
         while True:
-            raise_if_cancelled()
             try:
                 entry = await self._bucket.get(subjects.ROUTING_KEY)
             except BusError as err:
@@ -51,7 +49,6 @@ class TableWriter:
         """
         value = codec.encode(msgspec.structs.replace(table, made_unix_s=self._clock.unix_s()))
         while True:
-            raise_if_cancelled()
             try:
                 async with self._writing:
                     self._kv_revision = await self._put(value)

@@ -41,6 +41,7 @@ class Children:
         self._on_change = on_change
         self._children: dict[str, Child] = {}
         self._reasons: dict[str, str] = {}
+        self._is_ending = False
 
     def __iter__(self) -> Iterator[Child]:
         return iter(list(self._children.values()))
@@ -58,12 +59,20 @@ class Children:
         }
 
     def launch(self, tasks: asyncio.TaskGroup, process: ProcessSpec) -> None:
-        """Start a process, and start it again whenever it ends."""
+        """Start a process, and start it again whenever it ends; once the stack ends, nothing starts any more."""
         log_path = self._run_dir.logs / f"{process.name}.log"
         log_path.unlink(missing_ok=True)
         child = Child(process, log_path, self._changed)
         self._children[process.name] = child
+        if self._is_ending:
+            child.forbid_restart()
         tasks.create_task(child.run(), name=process.name)
+
+    def forbid_starts(self) -> None:
+        """From now on an end is an end, also for what somebody is about to launch."""
+        self._is_ending = True
+        for child in self:
+            child.forbid_restart()
 
     async def watch(self) -> None:
         """Notice who becomes ready, and say what is being waited for."""

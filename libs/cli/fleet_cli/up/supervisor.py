@@ -271,8 +271,7 @@ class Supervisor:
         """Ingress, workers, placement, servers: each rank gets its time, then everything left is killed."""
         self._state = "stopping"
         begun_s = time.monotonic()
-        for child in self._children:
-            child.forbid_restart()
+        self._children.forbid_starts()
         # First, or it would take what is stopped now for a failed load.
         await self._keeping.aclose()
         for rank in StopRank:

@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from fleet_common.bus.cancellation import swallowing_no_cancel
 from fleet_common.errors import BusError, BusTimeoutError, NoResponderError
 from fleet_common.settings import BusSettings
 
@@ -96,9 +97,10 @@ class Listening:
 
 @contextlib.contextmanager
 def bus_errors(what: str) -> Iterator[None]:
-    """Turn nats-py's errors into ours."""
+    """Around calls of nats-py: its errors become ours, and a cancellation stays one."""
     try:
-        yield
+        with swallowing_no_cancel():
+            yield
     except nats.errors.NoRespondersError as err:
         raise NoResponderError(f"{what}: nobody listens") from err
     except (nats.errors.TimeoutError, TimeoutError) as err:
@@ -140,22 +142,23 @@ class Connection:
         credentials = {"user": login.user, "password": login.password} if login.password else {}
         try:
             async with asyncio.timeout(login.connect_timeout_s):
-                await self._client.connect(
-                    login.url,
-                    name=self.name,
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                    connect_timeout=max(1, int(login.connect_timeout_s)),
-                    reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # annotated int, used as seconds
-                    max_reconnect_attempts=-1,
-                    ping_interval=_PING_INTERVAL_S,
-                    inbox_prefix=login.inbox_prefix,
-                    pending_size=_PENDING_BYTES,
-                    tls=login.tls,
-                    **credentials,  # type: ignore[arg-type]
-                )
+                with swallowing_no_cancel():
+                    await self._client.connect(
+                        login.url,
+                        name=self.name,
+                        error_cb=self._on_error,
+                        disconnected_cb=self._on_disconnected,
+                        reconnected_cb=self._on_reconnected,
+                        closed_cb=self._on_closed,
+                        connect_timeout=max(1, int(login.connect_timeout_s)),
+                        reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # annotated int, used as seconds
+                        max_reconnect_attempts=-1,
+                        ping_interval=_PING_INTERVAL_S,
+                        inbox_prefix=login.inbox_prefix,
+                        pending_size=_PENDING_BYTES,
+                        tls=login.tls,
+                        **credentials,  # type: ignore[arg-type]
+                    )
         except (TimeoutError, nats.errors.Error, OSError) as err:
             raise BusError(f"cannot reach the broker at {login.url}: {self._last_error or err}") from err
 
@@ -215,7 +218,7 @@ class Connection:
     async def unsubscribe(self, listening: Listening) -> None:
         """End a subscription; messages not handed over yet are dropped. Best effort."""
         self._forget(listening)
-        with contextlib.suppress(nats.errors.Error):
+        with contextlib.suppress(nats.errors.Error), swallowing_no_cancel():
             await listening.subscription.unsubscribe()
 
     async def drain(self, listening: Listening) -> None:
@@ -224,12 +227,8 @@ class Connection:
             await self.unsubscribe(listening)
             return
         self._forget(listening)
-        with contextlib.suppress(nats.errors.Error):
+        with contextlib.suppress(nats.errors.Error), swallowing_no_cancel():
             await listening.subscription.drain()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            # nats-py's drain swallows a cancellation that arrives meanwhile.
-            raise asyncio.CancelledError
 
     def new_inbox(self) -> str:
         """A fresh subject only this connection's user may listen on."""
@@ -247,7 +246,7 @@ class Connection:
             self._rebuilding.cancel()
             await asyncio.wait([self._rebuilding])
         if self._has_started and not self._client.is_closed:
-            with contextlib.suppress(nats.errors.Error, OSError):
+            with contextlib.suppress(nats.errors.Error, OSError), swallowing_no_cancel():
                 await self._client.close()
 
     async def _subscribe(self, subject: str, on_message: OnMessage) -> NatsSubscription:
@@ -274,7 +273,8 @@ class Connection:
                     listening.subscription = await self._subscribe(listening.subject, listening.on_message)
             except BusError as err:
                 log.warning("bus_not_rebuilt", user=self.login.user, error=str(err))
-                await self._client.close()
+                with swallowing_no_cancel():
+                    await self._client.close()
                 await asyncio.sleep(_RECONNECT_WAIT_S)
             else:
                 await self._on_reconnected()

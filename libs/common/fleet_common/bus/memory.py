@@ -132,7 +132,8 @@ class MemoryBroker:
         try:
             if not self.publish(BusMessage(subject, payload, reply)):
                 raise NoResponderError(f"nobody listens on {subject}")
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError as err:
             raise BusTimeoutError(f"no answer on {subject} within {timeout_s} s") from err
         finally:
