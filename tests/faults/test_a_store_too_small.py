@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import httpx
 import numpy as np
 import pytest
-import redis
 from PIL import Image
 
 from fleet_cli.testing import RunningFleet, running_fleet
-from fleet_cli.up.rundir import RunDir
 from tests.support.pipeline import png_url
+from tests.support.stack import network_store
 
 pytestmark = pytest.mark.e2e
 
@@ -39,11 +38,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     with running_fleet(tmp_path_factory.mktemp("fleet"), settings, timeout_s=90.0) as running:
         running.wait_workers("vision_encode", 2)
         yield running
-
-
-def store_of(fleet: RunningFleet) -> redis.Redis:
-    secrets, port = RunDir(fleet.run_dir).read_secrets(), fleet.stack()["processes"]["valkey-server"]["port"]
-    return redis.Redis(port=port, password=secrets.store)
 
 
 def picture_urls() -> list[str]:
@@ -77,7 +71,7 @@ async def test_no_process_dies_and_every_answer_belongs_to_its_picture(fleet: Ru
         random.Random(14).shuffle(order)
         pids = {name: entry["pid"] for name, entry in fleet.stack()["processes"].items()}
 
-        with store_of(fleet) as store:
+        with network_store(fleet) as store:
             store.flushall()
             used = int(store.info("memory")["used_memory"])
             store.config_set("maxmemory", used + 4 * (EMBEDDINGS_BYTES + PIXELS_BYTES))
