@@ -223,10 +223,14 @@ def test_tap_shows_a_request_as_it_passes(fleet: RunningFleet, tmp_path: Path) -
         return '"finished.v1"' in shown.read_text()
 
     with shown.open("w") as stream, subprocess.Popen(command, stdout=stream) as tapping:
-        wait_for(is_seen, 60.0, "a request passes by the tap")  # when it has begun to listen, nobody knows
-        ask(fleet.url)
-        time.sleep(0.5)
-        tapping.send_signal(signal.SIGINT)
+        try:
+            wait_for(is_seen, 60.0, "a request passes by the tap")  # when it has begun to listen, nobody knows
+            ask(fleet.url)
+            time.sleep(0.5)
+            tapping.send_signal(signal.SIGINT)
+            assert tapping.wait(20.0) == 0
+        finally:
+            tapping.kill()
     lines = [json.loads(line) for line in shown.read_text().splitlines()]
 
     seen = {(line["message"]["type"], line["subject"].split(".")[2]) for line in lines}

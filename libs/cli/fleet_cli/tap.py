@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +98,11 @@ def _short(subject: str) -> str:
 
 
 async def tap(target: Target, wanted: Filter, write: Callable[[str, Any, float], None]) -> None:
-    """Hand every admitted message to `write(subject, message, seen_unix_s)` until cancelled. Raises BusError."""
+    """Hand every admitted message to `write(subject, message, seen_unix_s)` until Ctrl-C. Raises BusError."""
+    is_over = asyncio.Event()
+    # Asked for by name: a shell starts what it puts into the background with the interrupt ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, is_over.set)
     bus = await connect_bus(target.bus, "fleet tap")
 
     async def show(message: BusMessage) -> None:
@@ -108,6 +113,6 @@ async def tap(target: Target, wanted: Filter, write: Callable[[str, Any, float],
     try:
         for subject in SUBJECTS:
             await bus.subscribe(subject, show)
-        await asyncio.Event().wait()
+        await is_over.wait()
     finally:
         await bus.close()
