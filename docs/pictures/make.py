@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import openai
+from openai.types import ImagesResponse
 from PIL import Image, ImageDraw, ImageFont
 
 SIDE_PX, GAP_PX, TEXT_PX = 192, 16, 96
@@ -23,6 +24,11 @@ Panel = tuple[Image.Image, str]
 def drawn(client: openai.OpenAI) -> Image.Image:
     """A picture of `PROMPT`."""
     answer = client.images.generate(model=DRAWING, prompt=PROMPT, extra_body={"seed": 1})
+    return first_picture(answer)
+
+
+def first_picture(answer: ImagesResponse) -> Image.Image:
+    """The picture of an answer that has one."""
     assert answer.data is not None
     return Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json or "")))
 
@@ -32,8 +38,7 @@ def edited(client: openai.OpenAI, picture: Image.Image) -> Image.Image:
     answer = client.images.edit(
         model=DRAWING, image=("star.png", png(picture)), prompt="a red circle on a yellow background"
     )
-    assert answer.data is not None
-    return Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json or "")))
+    return first_picture(answer)
 
 
 def described(client: openai.OpenAI, picture: Image.Image) -> str:

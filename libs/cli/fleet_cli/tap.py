@@ -99,11 +99,11 @@ def _short(subject: str) -> str:
 
 async def tap(target: Target, wanted: Filter, write: Callable[[str, Any, float], None]) -> None:
     """Hand every admitted message to `write(subject, message, seen_unix_s)` until Ctrl-C. Raises BusError."""
+    bus = await connect_bus(target.bus, "fleet tap")
     is_over = asyncio.Event()
     # Asked for by name: a shell starts what it puts into the background with the interrupt ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, is_over.set)
-    bus = await connect_bus(target.bus, "fleet tap")
 
     async def show(message: BusMessage) -> None:
         decoded = decode(message.payload)
