@@ -50,7 +50,7 @@ from fleet_contracts.tensors import (
     SpillRequest,
     TensorRef,
 )
-from fleet_contracts.vision import AudioEncodeParams, VisionParams
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams
 from fleet_contracts.work import (
     Cancel,
     DeadLetter,
@@ -244,6 +244,7 @@ EXAMPLES: tuple[msgspec.Struct, ...] = (
     ),
     EmbedParams(dimensions=128),
     AudioEncodeParams(items=(1,)),
+    VideoEncodeParams(items=(0,)),
     EmbedResult(num_prompt_tokens=9),
     EditParams(width=64, height=64, prompt="a red star", strength=0.6, num_images=2, has_mask=True),
     EditFiles(images=(b"\x89PNG", b"\xff\xd8"), mask=b"\x89PNG"),

@@ -42,8 +42,9 @@ class MediaItem(Contract, frozen=True, kw_only=True):
 
     Attributes:
         part: where it stood in the request, like `messages[0].content[1].image_url`.
-        kind: `image`, `mask`, `audio` (later `video`).
-        width, height: pixels of the array given to the encoder; tiles lie below each other; 0 for audio.
+        kind: `image`, `mask`, `audio`, `video`.
+        width, height: pixels of the array given to the encoder, of one frame of a video; tiles lie below each other; 0
+            for audio.
         mode: colour mode of that array (`RGB`, `1` for masks), `mono` for audio.
         sha256: hex digest of the decoded array's bytes, before normalisation (uint8 [height, width, 3]; audio: float32
             [samples]).
@@ -53,7 +54,7 @@ class MediaItem(Contract, frozen=True, kw_only=True):
             None from releases that knew none.
         max_pixels: budget that was applied, 0 = the model's own.
         cache_hit: True when the encoder's feature cache had it; set by the vision step.
-        duration_s: seconds of audio as decoded.
+        duration_s: seconds of audio or video as decoded.
         sample_rate_hz, num_channels: of what the client sent, as decoded.
     """
 
@@ -77,16 +78,16 @@ class MediaItem(Contract, frozen=True, kw_only=True):
 class PreprocessResult(Contract, frozen=True, kw_only=True, tag="preprocess_result.v1"):
     """What `preprocess` says besides its tensors.
 
-    Tensors of the step's output: `prompt` int32, one media token per image or recording; for each of `media`, by its
-    place there, `pixels<i>` of an image (uint8 or float32 [3, height, width], or [tiles, 3, height, width]: whatever
-    the adapter of the model wants) or `audio<i>` of a recording (float32 [mel bins, frames]). Of the route `embedding`:
-    `prompt` and `lengths`, see `embed.py`; of `audio` only `audio0`: float32 [samples], mono, 16 kHz. Of `edit`:
-    `image0`, `image1`, ... uint8 [height, width, 3], all of the size asked for, and with a mask `mask`: uint8
-    [height, width], 1 = may change, 0 = stays.
+    Tensors of the step's output: `prompt` int32, one media token per image, video or recording; for each of `media`,
+    by its place there, `pixels<i>` of an image (uint8 or float32 [3, height, width], or [tiles, 3, height, width]:
+    whatever the adapter of the model wants) or a video (uint8 [frames, 3, height, width]) or `audio<i>` of a
+    recording (float32 [mel bins, frames]). Of the route `embedding`: `prompt` and `lengths`, see `embed.py`; of
+    `audio` only `audio0`: float32 [samples], mono, 16 kHz. Of `edit`: `image0`, `image1`, ... uint8 [height, width,
+    3], all of the size asked for, and with a mask `mask`: uint8 [height, width], 1 = may change, 0 = stays.
 
     Attributes:
         num_prompt_tokens: tokens of the prompt as the model will see them, media tokens included.
-        media: images and recordings in the order of the request's parts.
+        media: images, videos and recordings in the order of the request's parts.
     """
 
     num_prompt_tokens: int

@@ -30,6 +30,16 @@ class AudioEncodeParams(Contract, frozen=True, kw_only=True, tag="audio_encode.v
     items: tuple[int, ...]
 
 
+class VideoEncodeParams(Contract, frozen=True, kw_only=True, tag="video_encode.v1"):
+    """Which of the request's videos this step encodes.
+
+    Attributes:
+        items: places of the videos among the request's media (`pixels<i>` of the preprocess output), in order.
+    """
+
+    items: tuple[int, ...]
+
+
 class VisionResult(Contract, frozen=True, kw_only=True, tag="vision_result.v1"):
     """Tensors of the step's output: `embeds<i>` for each item, float [num_tokens, hidden_size].
 

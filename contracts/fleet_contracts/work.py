@@ -9,7 +9,7 @@ from fleet_contracts.diffusion import DiffusionParams, EditParams
 from fleet_contracts.embed import EmbedParams, EmbedResult
 from fleet_contracts.preprocess import PreprocessParams, PreprocessResult
 from fleet_contracts.tensors import TensorRef
-from fleet_contracts.vision import AudioEncodeParams, VisionParams, VisionResult
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams, VisionResult
 
 #: A work message above this is refused by its publisher: bytes belong in the tensor store.
 MAX_TASK_BYTES = 64 * 1024
@@ -24,6 +24,7 @@ StepParams = (
     PreprocessParams
     | VisionParams
     | AudioEncodeParams
+    | VideoEncodeParams
     | DecodeParams
     | DiffusionParams
     | TranscribeParams

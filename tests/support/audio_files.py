@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from fractions import Fraction
 
 import av
 import numpy as np
 import numpy.typing as npt
+
+from tests.support.video_files import plain, video_file
 
 Samples = npt.NDArray[np.float32]
 
@@ -58,16 +59,4 @@ def encoded(samples: Samples, container: str, codec: str, rate_hz: int = 16_000,
 
 def silent_video() -> bytes:
     """An MP4 with pictures and no sound."""
-    sink = io.BytesIO()
-    with av.open(sink, mode="w", format="mp4") as out:
-        stream = out.add_stream("mpeg4", rate=10)
-        stream.width = stream.height = 64
-        stream.pix_fmt = "yuv420p"
-        for number in range(5):
-            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), number, np.uint8), format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, 10)
-            for packet in stream.encode(frame):
-                out.mux(packet)
-        for packet in stream.encode(None):
-            out.mux(packet)
-    return sink.getvalue()
+    return video_file([plain(number) for number in range(5)], rate_hz=10)

@@ -23,7 +23,7 @@ from fleet_contracts.decode import DecodeParams
 from fleet_contracts.events import Attempt, Usage
 from fleet_contracts.preprocess import PreprocessParams, PreprocessResult
 from fleet_contracts.tensors import InlinePlace, TensorRef
-from fleet_contracts.vision import AudioEncodeParams, VisionParams
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams
 from fleet_contracts.work import StepOutput
 from fleet_decode.testing import RecordingSink
 from fleet_preprocess.app import build_engine as build_preprocess
@@ -87,7 +87,7 @@ class Pipeline:
         pre = await self.prepare(body)
         outputs = {"pre": _output("pre", pre)}
         tensors = {("pre", name): array for name, array in pre.tensors.items()}
-        kinds = {"image": VisionParams, "audio": AudioEncodeParams}
+        kinds = {"image": VisionParams, "video": VideoEncodeParams, "audio": AudioEncodeParams}
         media = pre.result.media if isinstance(pre.result, PreprocessResult) else ()
         steps = [
             _item(len(media), 1 + i, outputs, tensors, params=kinds[medium.kind](items=(i,)))
@@ -124,6 +124,11 @@ def png_url(image: Image.Image) -> str:
 def input_audio(data: bytes, kind: str = "wav") -> dict[str, Any]:
     """The part of a file of audio."""
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": kind}}
+
+
+def video_url(data: bytes) -> dict[str, Any]:
+    """The part of a video file."""
+    return {"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + base64.b64encode(data).decode()}}
 
 
 def _part(part: ChatPart) -> Mapping[str, Any]:

@@ -167,6 +167,9 @@ def test_a_picture_goes_from_step_to_step() -> None:
     ]
 
 
+_VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -175,6 +178,7 @@ def test_a_picture_goes_from_step_to_step() -> None:
         ({"messages": said("Hello")["messages"]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": said()["messages"][0]["content"] * 2}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [_VIDEO]}]}, "messages[0].content[0]"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),

@@ -10,7 +10,7 @@ import pytest
 from fleet_common.errors import InvalidInputError, UnsupportedModalityError
 from fleet_contracts.base import Modality, PriorityClass, Stage, StepId
 from fleet_contracts.control import ModelCard
-from fleet_contracts.vision import AudioEncodeParams, VisionParams
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams
 from fleet_ingress.api.chat import ChatRequest
 from fleet_ingress.api.completions import CompletionRequest
 from fleet_ingress.api.decode import decode_request
@@ -18,6 +18,7 @@ from fleet_ingress.core.parsed import ParsedRequest, check_against_card, parse_c
 from fleet_ingress.core.plan import make_plan
 
 _USER = {"role": "user", "content": "hi"}
+_VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
 _AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -89,8 +90,11 @@ def test_answer_of_the_openai_client_can_be_sent_back_as_a_turn() -> None:
         (_sent(_audio(data=[1])), "messages[0].content[0].input_audio.data"),
         (_sent(_audio(url="x")), "messages[0].content[0].input_audio.url"),
         ({"messages": [{"role": "system", "content": [_AUDIO]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "messages[0].content[0].video_url"),
         ({"messages": [{"role": "system", "content": [_IMAGE]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "system", "content": [_VIDEO]}]}, "messages[0].content[0]"),
+        (_sent({**_VIDEO, "video_url": {"url": "ftp://a/b.mp4"}}), "messages[0].content[0].video_url"),
+        (_sent({**_VIDEO, "video_url": {"url": "data:,", "fps": 2}}), "messages[0].content[0].video_url.fps"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///a"}}]}]},
             "messages[0].content[0].image_url",
@@ -276,6 +280,13 @@ def test_recordings_and_pictures_are_encode_steps_in_the_order_of_their_parts() 
     assert plan.later_tags == {"audio_encode.v1"}
 
 
+def test_a_video_is_one_encode_step_for_workers_that_know_it() -> None:
+    plan = make_plan(chat(messages=[{"role": "user", "content": [_IMAGE, _VIDEO, {"type": "text", "text": "?"}]}]))
+
+    assert [step.params for step in plan.steps[1:-1]] == [VisionParams(items=(0,)), VideoEncodeParams(items=(1,))]
+    assert plan.later_tags == {"video_encode.v1"}
+
+
 def test_serial_execution_is_one_encode_step_per_kind() -> None:
     messages = [{"role": "user", "content": [_AUDIO, _IMAGE, _AUDIO]}]
 
@@ -300,6 +311,23 @@ def test_recordings_need_a_model_that_takes_them() -> None:
         "messages[0].content[1].input_audio",
     )
     assert (too_many.value.code, too_many.value.param) == ("too_many_audios", "messages[0].content[2].input_audio")
+
+
+def test_videos_need_a_model_that_takes_them() -> None:
+    parsed = chat(messages=[{"role": "user", "content": [_VIDEO, _VIDEO]}])
+    sighted = ModelCard(model="m", input_modalities=(Modality.TEXT, Modality.IMAGE), max_images=1)
+    watching = ModelCard(model="m", input_modalities=(Modality.TEXT, Modality.IMAGE, Modality.VIDEO), max_images=1)
+
+    with pytest.raises(UnsupportedModalityError) as caught:
+        check_against_card(parsed, sighted)
+    with pytest.raises(InvalidInputError) as too_many:
+        check_against_card(parsed, watching)
+
+    assert (str(caught.value), caught.value.param) == (
+        "This model takes no videos.",
+        "messages[0].content[0].video_url",
+    )
+    assert (too_many.value.code, too_many.value.param) == ("too_many_videos", "messages[0].content[1].video_url")
 
 
 def test_pictures_need_a_model_that_takes_them() -> None:

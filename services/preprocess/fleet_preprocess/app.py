@@ -9,7 +9,7 @@ import httpx
 from fleet_preprocess.audio_worker import AudioPreprocessEngine
 from fleet_preprocess.core.audio import AudioLimits
 from fleet_preprocess.core.budget import PixelBudgets
-from fleet_preprocess.core.limits import MediaLimits
+from fleet_preprocess.core.limits import MediaLimits, VideoLimits
 from fleet_preprocess.core.media_url import parse_allowed_hosts
 from fleet_preprocess.engine.port import PromptEngine
 from fleet_preprocess.engine.scripted import ScriptedPromptEngine
@@ -36,6 +36,13 @@ def build_engine(settings: PreprocessSettings) -> PreprocessEngine | FileEngine:
         max_images=settings.max_images,
         max_audios=settings.max_audios,
         audio=_audio_limits(settings),
+        video=VideoLimits(
+            max_bytes=settings.max_video_bytes,
+            max_s=settings.max_video_s,
+            max_frames=settings.max_video_frames,
+            max_pixels=settings.max_video_pixels,
+            max_aspect_ratio=settings.max_aspect_ratio,
+        ),
     )
     if settings.kind == "picture":
         return PicturePreprocessEngine(
@@ -71,6 +78,6 @@ def _build_prompts(settings: PreprocessSettings) -> PromptEngine:
 def _build_fetcher(settings: PreprocessSettings) -> MediaFetcher | None:
     if not settings.allowed_media_hosts:
         return None
-    limits = FetchLimits(settings.max_image_bytes, settings.fetch_timeout_s, settings.max_redirects)
+    limits = FetchLimits(settings.fetch_timeout_s, settings.max_redirects)
     transport = httpx.AsyncHTTPTransport(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
     return MediaFetcher(parse_allowed_hosts(settings.allowed_media_hosts), limits, transport=transport)

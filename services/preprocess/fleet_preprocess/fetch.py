@@ -15,6 +15,7 @@ from fleet_preprocess.core.media_url import (
     DEFAULT_PORTS,
     NOT_ALLOWED,
     AllowedHost,
+    FileKind,
     MediaUrl,
     check_media_url,
     is_public_address,
@@ -30,9 +31,20 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class FetchLimits:
     """Caps of one fetch; `total_s` covers all hops together."""
 
-    max_bytes: int
     total_s: float = 10.0
     max_redirects: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is fetched, and for which part of the request."""
+
+    kind: FileKind
+    param: str
+
+    def failed(self, url: MediaUrl, why: str) -> InvalidInputError:
+        message, code = f"fetching media from {url.host}: {why}", f"{self.kind.name}_fetch_failed"
+        return InvalidInputError(message, param=self.param, code=code)
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
@@ -60,54 +72,55 @@ class MediaFetcher:
         self._transport = transport
         self._resolve = resolve
 
-    async def fetch(self, url: str, *, param: str) -> bytes:
+    async def fetch(self, url: str, kind: FileKind, *, param: str) -> bytes:
         """Bytes behind a URL.
 
         Raises:
             InvalidInputError: `url_not_allowed`, `image_fetch_failed` (message: host, and status or `timeout`; never
-                what the host sent), `image_too_large`.
+                what the host sent), `image_too_large`; the last two by the name of the kind.
         """
         checked = check_media_url(url, self._allowed, param=param)
+        wanted = _Wanted(kind, param)
         try:
             async with asyncio.timeout(self._limits.total_s):
-                return await self._follow(url, checked, param)
+                return await self._follow(url, checked, wanted)
         except TimeoutError as error:
-            raise _failed(checked, "timeout", param) from error
+            raise wanted.failed(checked, "timeout") from error
         except httpx.InvalidURL as error:
             raise InvalidInputError(NOT_ALLOWED, param=param, code="url_not_allowed") from error
         except httpx.HTTPError as error:
-            raise _failed(checked, "connection failed or ended early", param) from error
+            raise wanted.failed(checked, "connection failed or ended early") from error
 
     async def close(self) -> None:
         """Close open connections."""
         await self._transport.aclose()
 
-    async def _follow(self, url: str, checked: MediaUrl, param: str) -> bytes:
+    async def _follow(self, url: str, checked: MediaUrl, wanted: _Wanted) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
-            response = await self._request(checked, await self._pinned_address(checked, param))
+            response = await self._request(checked, await self._pinned_address(checked, wanted), wanted.kind)
             try:
                 location = response.headers.get("location")
                 if response.status_code not in _REDIRECTS or location is None:
-                    return await self._read(response, checked, param)
+                    return await self._read(response, checked, wanted)
             finally:
                 await response.aclose()
             url = urljoin(url, location)
-            checked = check_media_url(url, self._allowed, param=param)
-        raise _failed(checked, f"more than {self._limits.max_redirects} redirects", param)
+            checked = check_media_url(url, self._allowed, param=wanted.param)
+        raise wanted.failed(checked, f"more than {self._limits.max_redirects} redirects")
 
-    async def _pinned_address(self, url: MediaUrl, param: str) -> str:
+    async def _pinned_address(self, url: MediaUrl, wanted: _Wanted) -> str:
         """The one address this hop connects to: a second lookup could answer differently."""
         try:
             addresses = await self._resolve(url.host, url.port)
         except OSError as error:
-            raise _failed(url, "the name does not resolve", param) from error
+            raise wanted.failed(url, "the name does not resolve") from error
         if not addresses:
-            raise _failed(url, "the name does not resolve", param)
+            raise wanted.failed(url, "the name does not resolve")
         if not url.allows_private and not all(is_public_address(address) for address in addresses):
-            raise InvalidInputError(NOT_ALLOWED, param=param, code="url_not_allowed")
+            raise InvalidInputError(NOT_ALLOWED, param=wanted.param, code="url_not_allowed")
         return addresses[0]
 
-    async def _request(self, url: MediaUrl, address: str) -> httpx.Response:
+    async def _request(self, url: MediaUrl, address: str, kind: FileKind) -> httpx.Response:
         netloc = f"[{address}]" if ":" in address else address
         host = f"[{url.host}]" if ":" in url.host else url.host
         if url.port != DEFAULT_PORTS[url.scheme]:
@@ -115,27 +128,21 @@ class MediaFetcher:
         request = httpx.Request(
             "GET",
             f"{url.scheme}://{netloc}:{url.port}{url.target}",
-            headers={"Host": host, "Accept": "image/*", "Accept-Encoding": "identity"},
+            headers={"Host": host, "Accept": f"{kind.name}/*", "Accept-Encoding": "identity"},
             extensions={"sni_hostname": url.host},
         )
         response = await self._transport.handle_async_request(request)
         response.request = request
         return response
 
-    async def _read(self, response: httpx.Response, url: MediaUrl, param: str) -> bytes:
+    async def _read(self, response: httpx.Response, url: MediaUrl, wanted: _Wanted) -> bytes:
         if response.status_code != 200:
-            raise _failed(url, f"status {response.status_code}", param)
+            raise wanted.failed(url, f"status {response.status_code}")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise _failed(url, "compressed answer", param)
+            raise wanted.failed(url, "compressed answer")
         body = bytearray()
         async for piece in response.aiter_raw():
             body += piece
-            if len(body) > self._limits.max_bytes:
-                raise InvalidInputError(
-                    f"the image has more than {self._limits.max_bytes} bytes", param=param, code="image_too_large"
-                )
+            if len(body) > wanted.kind.max_bytes:
+                raise wanted.kind.too_large(wanted.param)
         return bytes(body)
-
-
-def _failed(url: MediaUrl, why: str, param: str) -> InvalidInputError:
-    return InvalidInputError(f"fetching media from {url.host}: {why}", param=param, code="image_fetch_failed")

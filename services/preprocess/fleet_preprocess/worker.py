@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -24,13 +22,14 @@ from fleet_common.stage.port import Product, StepItem
 from fleet_common.tensors.port import Array
 from fleet_contracts.base import Modality
 from fleet_contracts.control import ModelCard
-from fleet_contracts.preprocess import MediaItem, PreprocessParams, PreprocessResult
+from fleet_contracts.preprocess import PreprocessParams, PreprocessResult
 from fleet_preprocess.audio_parts import PreparedAudio, prepare_audio
 from fleet_preprocess.core.body import (
     AudioSource,
     ChatBody,
     ImageSource,
     MediaSource,
+    VideoSource,
     media_sources,
     num_text_chars,
     read_chat,
@@ -39,28 +38,13 @@ from fleet_preprocess.core.body import (
 )
 from fleet_preprocess.core.budget import PixelBudgets, smallest_budget
 from fleet_preprocess.core.data_url import decode_data_url, is_data_url
-from fleet_preprocess.core.hashing import content_hash, pixel_digest
-from fleet_preprocess.core.images import RgbArray, decode_image
 from fleet_preprocess.core.limits import MediaLimits, check_context, check_count, check_inputs, check_text
-from fleet_preprocess.core.media_url import check_media_url
+from fleet_preprocess.core.media_url import FileKind, check_media_url
 from fleet_preprocess.engine.port import ModelFacts, PromptEngine
 from fleet_preprocess.fetch import MediaFetcher
+from fleet_preprocess.image_parts import PreparedImage, prepare_image, prepare_video
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedImage:
-    """One image ready for the encoder: uint8 [..., height, width, 3], and what the timeline says of it."""
-
-    pixels: RgbArray
-    item: MediaItem
-    content_hash: str
-
-    @property
-    def array(self) -> Array:
-        """As the encoder takes it: channels first."""
-        return np.ascontiguousarray(np.moveaxis(self.pixels, -1, -3))
 
 
 class PreprocessEngine:
@@ -106,7 +90,7 @@ class PreprocessEngine:
         self._context_tokens = self._context_tokens or facts.context_tokens
         if not self._context_tokens:
             raise EngineDeadError("the model's config names no context length: set context_tokens")
-        seen = (Modality.IMAGE,) if facts.images is not None else ()
+        seen = (Modality.IMAGE, Modality.VIDEO) if facts.images is not None else ()
         heard = (Modality.AUDIO,) if facts.audios is not None else ()
         return (
             ModelCard(
@@ -162,13 +146,13 @@ class PreprocessEngine:
 
     def _checked_sources(self, chat: ChatBody) -> Sequence[MediaSource]:
         sources = media_sources(chat)
-        images = [source for source in sources if isinstance(source, ImageSource)]
+        images = [source for source in sources if isinstance(source, ImageSource | VideoSource)]
         audios = [source for source in sources if isinstance(source, AudioSource)]
         if images and self._model_facts.images is None:
-            raise UnsupportedModalityError("this model does not take images", param=images[0].param)
+            raise UnsupportedModalityError("this model does not take images or videos", param=images[0].param)
         if audios and self._model_facts.audios is None:
             raise UnsupportedModalityError("this model does not take audio", param=audios[0].param)
-        check_count(len(images), self._limits.max_images, "images")
+        check_count(len(images), self._limits.max_images, "images and videos")
         check_count(len(audios), self._limits.max_audios, "recordings")
         return sources
 
@@ -216,7 +200,7 @@ class PreprocessEngine:
         images, audios = self._model_facts.images, self._model_facts.audios
         per_image = images.min_tokens + images.tokens_around if images else 0
         per_audio = audios.min_tokens if audios else 0
-        return sum(per_image if isinstance(source, ImageSource) else per_audio for source in sources)
+        return sum(per_audio if isinstance(source, AudioSource) else per_image for source in sources)
 
     def _check_context(self, ids: Sequence[int], params: PreprocessParams, num_media_tokens: int) -> int:
         """Raises ContextLengthError; returns the tokens of the prompt as the model will see it."""
@@ -230,51 +214,30 @@ class PreprocessEngine:
         return sum(token_id in places for token_id in ids)
 
     async def _prepare_medium(self, source: MediaSource, params: PreprocessParams) -> PreparedImage | PreparedAudio:
-        if isinstance(source, ImageSource):
-            return await self._prepare_image(source, params)
-        facts = self._model_facts
-        if facts.audios is None:
-            raise EngineError("a recording came to a model that takes none")
-        family = facts.audios
-        return await self._in_thread(lambda: prepare_audio(source, family, self._limits.audio, facts.revision))
+        facts, limits, seen, heard = self._model_facts, self._limits, self._model_facts.images, self._model_facts.audios
+        match source:
+            case AudioSource() if heard is not None:
+                return await self._in_thread(lambda: prepare_audio(source, heard, limits.audio, facts.revision))
+            case ImageSource() if seen is not None:
+                data = await self._file(source.url, FileKind("image", limits.max_bytes), source.param)
+                # Where every image has the same tokens, low detail would save none and only blur.
+                low = self._budgets.low_detail_pixels if source.is_low_detail and not seen.num_tokens else 0
+                budget = smallest_budget((self._budgets.max_pixels, params.max_pixels, source.max_pixels, low))
+                return await self._in_thread(lambda: prepare_image(data, source, seen, limits, budget, facts.revision))
+            case VideoSource() if seen is not None:
+                data = await self._file(source.url, FileKind("video", limits.video.max_bytes), source.param)
+                budget = smallest_budget((self._budgets.max_pixels, params.max_pixels, source.max_pixels))
+                return await self._in_thread(lambda: prepare_video(data, source, seen, limits, budget, facts.revision))
+            case _:
+                raise EngineError(f"{type(source).__name__} came to a model that takes none")
 
-    async def _prepare_image(self, source: ImageSource, params: PreprocessParams) -> PreparedImage:
-        if is_data_url(source.url):
-            limit = self._limits.max_bytes
-            data = await self._in_thread(lambda: decode_data_url(source.url, max_bytes=limit, param=source.param))
-        elif self._fetcher is not None:
-            data = await self._fetcher.fetch(source.url, param=source.param)
-        else:
-            check_media_url(source.url, (), param=source.param)
-            raise EngineError("a URL passed an empty list of hosts")
-        return await self._in_thread(lambda: self._decode(data, source, params.max_pixels))
-
-    def _decode(self, data: bytes, source: ImageSource, max_pixels: int) -> PreparedImage:
-        facts = self._model_facts
-        family = facts.images
-        if family is None:
-            raise EngineError("an image came to a model that takes none")
-        # Where every image has the same tokens, low detail would save none and only blur.
-        low_detail = self._budgets.low_detail_pixels if source.is_low_detail and not family.num_tokens else 0
-        budget = smallest_budget((self._budgets.max_pixels, max_pixels, source.max_pixels, low_detail))
-        rgb = decode_image(data, self._limits, param=source.param)
-        made = family.prepare(rgb, budget)
-        settings = {**family.identity(), "max_pixels": budget}
-        *tiles, height, width, _ = made.pixels.shape
-        item = MediaItem(
-            part=source.param,
-            kind="image",
-            width=width,
-            height=height * math.prod(tiles),
-            mode="RGB",
-            sha256=pixel_digest(made.pixels),
-            num_tokens=made.num_tokens,
-            source_width=rgb.shape[1],
-            source_height=rgb.shape[0],
-            grid=made.grid,
-            max_pixels=budget,
-        )
-        return PreparedImage(made.pixels, item, content_hash(rgb, settings=settings, revision=facts.revision))
+    async def _file(self, url: str, kind: FileKind, param: str) -> bytes:
+        if is_data_url(url):
+            return await self._in_thread(lambda: decode_data_url(url, kind, param=param))
+        if self._fetcher is not None:
+            return await self._fetcher.fetch(url, kind, param=param)
+        check_media_url(url, (), param=param)
+        raise EngineError("a URL passed an empty list of hosts")
 
     def _product(
         self, ids: Sequence[int], prepared: Sequence[PreparedImage | PreparedAudio], params: PreprocessParams

@@ -17,7 +17,7 @@ from fleet_common.errors import FleetError, InvalidInputError
 from fleet_common.stage.port import Product, StepItem
 from fleet_contracts.preprocess import PreprocessParams
 from fleet_preprocess.core.limits import MediaLimits
-from fleet_preprocess.core.media_url import check_media_url, is_public_address, parse_allowed_hosts
+from fleet_preprocess.core.media_url import FileKind, check_media_url, is_public_address, parse_allowed_hosts
 from fleet_preprocess.engine.scripted import ScriptedPromptEngine
 from fleet_preprocess.fetch import FetchLimits, MediaFetcher
 from fleet_preprocess.worker import PreprocessEngine
@@ -26,6 +26,7 @@ SHARED_CASES = Path(__file__).resolve().parents[4] / "shared" / "cases"
 Run = Callable[..., Awaitable[Product | FleetError]]
 Handler = Callable[[httpx.Request], httpx.Response]
 PARAM = "messages[0].content[1].image_url"
+IMAGE = FileKind("image", 50_000)
 
 
 class EvilOrigin:
@@ -68,21 +69,21 @@ def origin() -> Iterator[EvilOrigin]:
 async def fetcher(origin: EvilOrigin) -> AsyncIterator[MediaFetcher]:
     transport = httpx.AsyncHTTPTransport(trust_env=False)
     allowed = parse_allowed_hosts([f"127.0.0.1:{origin.port}"])
-    made = MediaFetcher(allowed, FetchLimits(max_bytes=50_000, total_s=0.3), transport=transport)
+    made = MediaFetcher(allowed, FetchLimits(total_s=0.3), transport=transport)
     yield made
     await made.close()
 
 
 async def refusal(fetcher: MediaFetcher, url: str) -> tuple[str, str]:
     with pytest.raises(InvalidInputError) as caught:
-        await fetcher.fetch(url, param=PARAM)
+        await fetcher.fetch(url, IMAGE, param=PARAM)
     assert caught.value.param == PARAM
     return caught.value.code, str(caught.value)
 
 
 async def test_allowed_origin_is_fetched(origin: EvilOrigin, fetcher: MediaFetcher) -> None:
-    assert (await fetcher.fetch(origin.url("/ok.png"), param=PARAM)).startswith(b"\x89PNG")
-    assert (await fetcher.fetch(origin.redirect(origin.url("/ok.png")), param=PARAM)).startswith(b"\x89PNG")
+    assert (await fetcher.fetch(origin.url("/ok.png"), IMAGE, param=PARAM)).startswith(b"\x89PNG")
+    assert (await fetcher.fetch(origin.redirect(origin.url("/ok.png")), IMAGE, param=PARAM)).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ async def test_redirects_are_followed_three_times_at_most(origin: EvilOrigin, fe
         url = origin.redirect(url)
         chain.append(url)
 
-    assert (await fetcher.fetch(chain[2], param=PARAM)).startswith(b"\x89PNG")
+    assert (await fetcher.fetch(chain[2], IMAGE, param=PARAM)).startswith(b"\x89PNG")
     assert (await refusal(fetcher, chain[3]))[0] == "image_fetch_failed"
     assert (await refusal(fetcher, origin.url("/loop")))[0] == "image_fetch_failed"
 
@@ -184,7 +185,7 @@ def mock_fetcher(
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
 
-    limits = FetchLimits(max_bytes=1000, total_s=5)
+    limits = FetchLimits(total_s=5)
     transport = httpx.MockTransport(handler)
     return MediaFetcher(parse_allowed_hosts(allowed), limits, transport=transport, resolve=resolve)
 
@@ -196,7 +197,7 @@ async def test_connection_goes_to_the_address_that_was_checked() -> None:
         seen.append(request)
         return httpx.Response(200, stream=httpx.ByteStream(b"img"))
 
-    body = await mock_fetcher(answer, ["93.184.216.34"]).fetch("https://CDN.example./a?b=c", param=PARAM)
+    body = await mock_fetcher(answer, ["93.184.216.34"]).fetch("https://CDN.example./a?b=c", IMAGE, param=PARAM)
 
     assert body == b"img"
     assert str(seen[0].url) == "https://93.184.216.34/a?b=c"
@@ -217,14 +218,14 @@ async def test_allowed_name_that_leads_inside_is_refused(address: str) -> None:
 async def test_host_listed_with_its_port_may_be_inside() -> None:
     fetcher = mock_fetcher(lambda request: httpx.Response(200, stream=httpx.ByteStream(b"img")), ["10.1.2.3"])
 
-    assert await fetcher.fetch("http://inner.example:8080/x", param=PARAM) == b"img"
+    assert await fetcher.fetch("http://inner.example:8080/x", IMAGE, param=PARAM) == b"img"
     assert (await refusal(fetcher, "http://inner.example/x"))[0] == "url_not_allowed"
 
 
 @pytest.mark.parametrize(
     ("response", "code"),
     [
-        (httpx.Response(200, stream=httpx.ByteStream(b"x" * 1001)), "image_too_large"),
+        (httpx.Response(200, stream=httpx.ByteStream(b"x" * 50_001)), "image_too_large"),
         (httpx.Response(200, content=b"x", headers={"content-encoding": "gzip"}), "image_fetch_failed"),
         (httpx.Response(304), "image_fetch_failed"),
         (httpx.Response(302), "image_fetch_failed"),
@@ -241,7 +242,7 @@ async def test_url_no_client_can_send_is_refused() -> None:
 
 
 async def test_cancelling_a_fetch_is_not_a_timeout(origin: EvilOrigin, fetcher: MediaFetcher) -> None:
-    task = asyncio.ensure_future(fetcher.fetch(origin.url("/hang"), param=PARAM))
+    task = asyncio.ensure_future(fetcher.fetch(origin.url("/hang"), IMAGE, param=PARAM))
     await asyncio.sleep(0.05)
 
     task.cancel()

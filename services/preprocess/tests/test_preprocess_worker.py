@@ -239,7 +239,7 @@ async def test_prompts_that_are_none_are_refused(run: Run, prompt: Any) -> None:
     ("content", "param"),
     [
         ([{"type": "input_audio", "input_audio": {}}], "messages[0].content[0].input_audio"),
-        ([{"type": "video_url"}], "messages[0].content[0]"),
+        ([{"type": "video_url"}], "messages[0].content[0].video_url"),
         ([{"type": "image_url"}], "messages[0].content[0].image_url"),
         ([{"type": "text"}], "messages[0].content[0].text"),
     ],
@@ -256,7 +256,7 @@ async def test_card_says_what_the_model_takes() -> None:
 
     (card,) = await made.start()
 
-    assert card.input_modalities == (Modality.TEXT, Modality.IMAGE)
+    assert card.input_modalities == (Modality.TEXT, Modality.IMAGE, Modality.VIDEO)
     assert (card.context_tokens, card.image_tokens, card.max_images, card.revision) == (77, 16, 8, "scripted-1")
 
 

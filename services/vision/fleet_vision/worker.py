@@ -20,7 +20,7 @@ from fleet_common.tensors.port import Array
 from fleet_contracts.base import Modality, Stage
 from fleet_contracts.control import ModelCard
 from fleet_contracts.preprocess import MediaItem, PreprocessResult
-from fleet_contracts.vision import AudioEncodeParams, VisionParams, VisionResult
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams, VisionResult
 from fleet_contracts.work import StepOutput
 from fleet_vision.core.batches import Batch, BatchLimits, batches_by_shape, packed_batches
 from fleet_vision.core.cache import FeatureCache, FeatureKey, Features
@@ -210,7 +210,7 @@ def _wanted_or_error(item: StepItem) -> list[WantedImage] | FleetError:
 def _wanted_images(item: StepItem) -> list[WantedImage]:
     """The images, or recordings, a step names. ContractError when its input does not hold them."""
     params = item.task.step.params
-    if not isinstance(params, VisionParams | AudioEncodeParams):
+    if not isinstance(params, VisionParams | VideoEncodeParams | AudioEncodeParams):
         raise ContractError(f"vision cannot run {type(params).__name__}")
     for output in item.task.inputs.values():
         if isinstance(output.result, PreprocessResult):

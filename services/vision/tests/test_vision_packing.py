@@ -15,7 +15,7 @@ from fleet_common.stage.port import StepItem
 from fleet_common.telemetry.names import WorkerMetrics
 from fleet_contracts.base import Modality
 from fleet_contracts.preprocess import PreprocessResult
-from fleet_vision.core.batches import BatchLimits, packed_batches
+from fleet_vision.core.batches import BatchLimits, batches_by_shape, packed_batches
 from fleet_vision.core.patches import to_patches
 from fleet_vision.engine.port import EncoderImage
 from fleet_vision.engine.scripted import ScriptedEncoder
@@ -46,6 +46,14 @@ def test_packs_keep_their_bounds_and_waste_nothing_but_alignment(
         assert batch.num_padding < align + 4
     lengths = [num_patches[i] for batch in batches for i in batch.indices]
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_frames_of_videos_count_like_pictures_and_stay_together() -> None:
+    shapes = [(3, 4, 4), (5, 3, 4, 4), (3, 4, 4), (5, 3, 4, 4), (5, 3, 4, 4), (30, 3, 4, 4), (128, 3000)]
+
+    batches = batches_by_shape(shapes, [1] * len(shapes), BatchLimits(max_images=10))
+
+    assert [batch.indices for batch in batches] == [(0, 2), (1, 3), (4,), (5,), (6,)]
 
 
 def with_grids(item: StepItem, *grids: tuple[int, int, int]) -> StepItem:
@@ -89,20 +97,39 @@ def test_patches_of_a_token_lie_beside_each_other() -> None:
     rows, columns = np.mgrid[0:4, 0:8]
     pixels = np.stack([10.0 * rows + columns] * 3).astype(np.float32)
 
-    patches, grid = to_patches(pixels, 2, 2, 2)
+    patches, grid = to_patches(pixels[None], 2, 2, 2)
 
     assert (patches.shape, grid) == ((8, 24), (1, 2, 4))
     assert patches[:, 0].tolist() == [0, 2, 20, 22, 4, 6, 24, 26]
     assert patches[0].reshape(3, 2, 2, 2)[1, 1].tolist() == [[0, 1], [10, 11]]
 
 
+def test_patches_of_frames_hold_what_lies_at_one_place_one_after_the_other() -> None:
+    random = np.random.default_rng(1)
+    frames = random.standard_normal((3, 3, 8, 12)).astype(np.float32)
+
+    patches, grid = to_patches(frames, 2, 2, 2)
+
+    assert grid == (2, 4, 6)
+    padded = np.concatenate([frames, frames[-1:]])
+    expected = [
+        padded[2 * step : 2 * step + 2, :, 4 * i + 2 * a :, 4 * j + 2 * b :][:, :, :2, :2].transpose(1, 0, 2, 3).ravel()
+        for step in range(2)
+        for i in range(2)
+        for j in range(3)
+        for a in range(2)
+        for b in range(2)
+    ]
+    assert (patches == np.stack(expected)).all()
+
+
 def test_pixels_that_are_no_whole_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="30x28"):
-        to_patches(np.zeros((3, 28, 30), np.float32), 14, 2, 2)
+        to_patches(np.zeros((1, 3, 28, 30), np.float32), 14, 2, 2)
 
 
 SIZES = {
-    "qwen2_vl": [(56, 84), (280, 28), (28, 28), (140, 196)],
+    "qwen2_vl": [(56, 84), (280, 28), (4, 3, 28, 28), (140, 196)],
     "qwen2_5_vl": [(56, 84), (280, 28), (28, 28), (140, 196)],
     "internvl": [(1,), (5,), (3,)],
 }
@@ -117,7 +144,7 @@ def test_packed_equals_one_by_one(family: str, align: int, tmp_path: Path) -> No
     encoder = CheckpointEncoder(str(WRITERS[family](tmp_path)), {}, num_threads=1)
     facts = encoder.load()
     random = np.random.default_rng(0)
-    shapes = [(*size, 3, 32, 32) if len(size) == 1 else (3, *size) for size in SIZES[family]]
+    shapes = [(*size, 3, 32, 32) if len(size) == 1 else (3, *size)[-4:] for size in SIZES[family]]
     images = [EncoderImage(random.integers(0, 256, shape, dtype=np.uint8), "", 0) for shape in shapes]
     num_padding = -7 % align // facts.packing_unit * facts.packing_unit
 
@@ -129,6 +156,23 @@ def test_packed_equals_one_by_one(family: str, align: int, tmp_path: Path) -> No
     assert all(one.shape[1] == facts.hidden_size for one in together)
     assert max(np.abs(a - b).max() for a, b in zip(together, alone, strict=True)) < 1e-4
     assert np.std(together[0]) > 0.1
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("family", "shape"), [("llava", (3, 32, 32)), ("internvl", (1, 3, 32, 32))])
+def test_frames_of_a_video_are_seen_as_pictures_are(family: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    from fleet_vision.engine.real import CheckpointEncoder
+
+    encoder = CheckpointEncoder(str(WRITERS[family](tmp_path)), {}, num_threads=1)
+    facts = encoder.load()
+    frames = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+
+    videos = encoder.encode([EncoderImage(frames, "", 0), EncoderImage(frames[::-1].copy(), "", 0)])
+    pictures = [encoder.encode([EncoderImage(frame.reshape(shape), "", 0)])[0] for frame in frames]
+
+    assert Modality.VIDEO in facts.media
+    assert np.abs(videos[0] - np.concatenate(pictures)).max() < 1e-4
+    assert np.abs(videos[1] - np.concatenate(pictures[::-1])).max() < 1e-4
 
 
 @pytest.mark.models

@@ -10,7 +10,7 @@ import msgspec
 from fleet_contracts.base import ANY_LANE, Stage, StepId
 from fleet_contracts.embed import EmbedParams
 from fleet_contracts.tensors import TensorRef
-from fleet_contracts.vision import AudioEncodeParams, VisionParams
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams
 from fleet_contracts.work import MOVE_STRIDE, REPAIR_STRIDE, Plan, PlanStep, StepOutput, StepTask
 
 PROMPT = "prompt"
@@ -36,7 +36,7 @@ def reads(step: PlanStep, producer: PlanStep, name: str) -> bool:
         return False
     if producer.stage is Stage.PREPROCESS and step.stage is Stage.DECODE:
         return name == PROMPT or (name == LENGTHS and isinstance(step.params, EmbedParams))
-    if producer.stage is Stage.PREPROCESS and isinstance(step.params, VisionParams):
+    if producer.stage is Stage.PREPROCESS and isinstance(step.params, VisionParams | VideoEncodeParams):
         return name in {f"pixels{item}" for item in step.params.items}
     if producer.stage is Stage.PREPROCESS and isinstance(step.params, AudioEncodeParams):
         return name in {f"audio{item}" for item in step.params.items}

@@ -64,8 +64,21 @@ class AudioPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     input_audio: InputAudio
 
 
-class VideoPart(msgspec.Struct, frozen=True, kw_only=True, tag="video_url"):
-    """Not supported yet: refused with the part's place."""
+class VideoUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a video is: a `data:` URL, or http(s) where the operator allows the host.
+
+    Attributes:
+        max_pixels: extension; pixel budget of each of its frames.
+    """
+
+    url: str
+    max_pixels: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class VideoPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="video_url"):
+    """A video, of which the model sees frames evenly spread in time; the order of parts is the order in the prompt."""
+
+    video_url: VideoUrl
 
 
 class FilePart(msgspec.Struct, frozen=True, kw_only=True, tag="file"):

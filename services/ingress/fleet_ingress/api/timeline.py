@@ -38,12 +38,13 @@ class MediaReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         part: where it stood in the request, like `messages[0].content[1].image_url`.
-        width, height, mode: of the array given to the encoder.
+        width, height, mode: of the array given to the encoder, of one frame of a video.
         sha256: hex digest of that array's bytes (uint8 [height, width, 3]).
         num_tokens: tokens it takes in the prompt.
         source_width, source_height: pixels of what the client sent, after EXIF orientation.
         cache_hit: the encoder's feature cache had it.
-        duration_s: seconds of audio as decoded; `sample_rate_hz`, `num_channels` of what the client sent.
+        grid: steps in time (of a video), or tiles, rows and columns of the encoder's patches; None: it told none.
+        duration_s: seconds of audio or video as decoded; `sample_rate_hz`, `num_channels` of what the client sent.
     """
 
     part: str
@@ -56,6 +57,7 @@ class MediaReport(msgspec.Struct, frozen=True, kw_only=True):
     source_width: int
     source_height: int
     cache_hit: bool
+    grid: tuple[int, int, int] | None = None
     duration_s: float = 0.0
     sample_rate_hz: int = 0
     num_channels: int = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fleet_common.errors import InvalidInputError, UnsupportedModalityError
 from fleet_contracts.base import Modality
 from fleet_contracts.control import ModelCard
-from fleet_ingress.api.chat import AudioPart, ChatMessage, ImagePart, Part, TextPart
+from fleet_ingress.api.chat import AudioPart, ChatMessage, ImagePart, Part, TextPart, VideoPart
 
 #: Media of one kind per request of models that name no limit: each is a step of the plan, which travels with the work.
 MAX_MEDIA = 64
@@ -22,7 +22,7 @@ class MediaPart:
 
     Attributes:
         param: where it stands, like `messages[0].content[1].input_audio`.
-        kind: image or audio.
+        kind: image, video or audio.
     """
 
     param: str
@@ -40,6 +40,7 @@ class _Words:
 
 _WORDS: Mapping[Modality, _Words] = {
     Modality.IMAGE: _Words("pictures", "pictures", "too_many_images"),
+    Modality.VIDEO: _Words("videos", "videos", "too_many_videos"),
     Modality.AUDIO: _Words("audio", "recordings", "too_many_audios"),
 }
 
@@ -64,7 +65,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> tuple[MediaPart, ...]:
 
 def check_media(media: Sequence[MediaPart], card: ModelCard) -> None:
     """Whether the model takes such media, and so many. Raises UnsupportedModalityError, InvalidInputError."""
-    limits = {Modality.IMAGE: card.max_images, Modality.AUDIO: card.max_audios}
+    limits = {Modality.IMAGE: card.max_images, Modality.VIDEO: card.max_images, Modality.AUDIO: card.max_audios}
     for kind, words in _WORDS.items():
         parts = [part for part in media if part.kind is kind]
         if parts and kind not in card.input_modalities:
@@ -85,19 +86,29 @@ def _check_parts(parts: Sequence[Part], role: str, place: str) -> Iterator[Media
         where = f"{place}[{index}]"
         if isinstance(part, TextPart):
             continue
-        if not isinstance(part, ImagePart | AudioPart):
+        if not isinstance(part, ImagePart | VideoPart | AudioPart):
             raise InvalidInputError("Parts of this type are not supported yet.", param=where, code="unsupported_part")
         if role != "user":
-            raise InvalidInputError("Only a user message may hold pictures or audio.", param=where)
-        yield _image(part, where) if isinstance(part, ImagePart) else _audio(part, where)
+            raise InvalidInputError("Only a user message may hold pictures, videos or audio.", param=where)
+        yield _medium(part, where)
 
 
-def _image(part: ImagePart, where: str) -> MediaPart:
-    if not part.image_url.url.lower().startswith(_URL_SCHEMES):
+def _medium(part: ImagePart | VideoPart | AudioPart, where: str) -> MediaPart:
+    match part:
+        case ImagePart():
+            return _at_url(part.image_url.url, f"{where}.image_url", Modality.IMAGE, "A picture")
+        case VideoPart():
+            return _at_url(part.video_url.url, f"{where}.video_url", Modality.VIDEO, "A video")
+        case AudioPart():
+            return _audio(part, where)
+
+
+def _at_url(url: str, param: str, kind: Modality, what: str) -> MediaPart:
+    if not url.lower().startswith(_URL_SCHEMES):
         raise InvalidInputError(
-            "A picture is given as a data:, http: or https: URL.", param=f"{where}.image_url", code="url_not_allowed"
+            f"{what} is given as a data:, http: or https: URL.", param=param, code="url_not_allowed"
         )
-    return MediaPart(f"{where}.image_url", Modality.IMAGE)
+    return MediaPart(param, kind)
 
 
 def _audio(part: AudioPart, where: str) -> MediaPart:

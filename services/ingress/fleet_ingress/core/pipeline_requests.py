@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from fleet_common.errors import InvalidInputError
-from fleet_ingress.api.chat import AudioPart, ChatMessage, ChatRequest, ImagePart, TextPart
+from fleet_ingress.api.chat import AudioPart, ChatMessage, ChatRequest, ImagePart, Part, TextPart, VideoPart
 from fleet_ingress.api.form import Form, FormFile
 from fleet_ingress.core.pipeline_file import (
     HISTORY,
@@ -30,6 +31,9 @@ _OF_THE_EXCHANGE = frozenset(
 )
 #: What an answer put together of several steps cannot have.
 _REFUSED = ("tools", "tool_choice", "logprobs", "top_logprobs", "execution")
+
+#: Parts of a message, as pipelines call what they hold.
+_KINDS: Mapping[type[Part], str] = {TextPart: "text", ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
 
 #: The steps of a chat whose answer is spoken, and the format of speech when a request names none.
 CHAT_STEP, SPEECH_STEP = "answer", "say"
@@ -135,8 +139,8 @@ def _inputs(request: ChatRequest, pipeline: Pipeline) -> dict[str, Value]:
     sounds: list[bytes] = []
     for number, part in enumerate(parts):
         where = f"{place}[{number}]" if isinstance(content, list) else place
-        kind = "text" if isinstance(part, TextPart) else "image" if isinstance(part, ImagePart) else "audio"
-        if kind == "audio" and not isinstance(part, AudioPart):
+        kind = _KINDS.get(type(part))
+        if kind is None:
             raise InvalidInputError("Parts of this type are not supported yet.", param=where, code="unsupported_part")
         if kind not in pipeline.inputs:
             raise InvalidInputError(f"`{pipeline.name}` takes no {kind}.", param=where, code="unsupported_modality")

@@ -1,6 +1,6 @@
 """From a request to its graph of steps.
 
-pre ──► dec, or with media pre ──► enc0, enc1, ... ──► dec: one encode step per picture or recording, so that they run
+pre ──► dec, or with media pre ──► enc0, enc1, ... ──► dec: one encode step per picture, video or recording; they run
 side by side and a lost one is encoded again alone; one step per kind when the client asks for serial execution. To
 count tokens: pre alone. For embeddings: pre ──► dec with other parameters, whose answer is a tensor. Transcripts:
 pre ──► hear; speech: speak alone. To draw: gen alone; to edit: pre ──► gen.
@@ -8,7 +8,7 @@ pre ──► hear; speech: speak alone. To draw: gen alone; to edit: pre ──
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -16,9 +16,17 @@ from fleet_contracts.audio import SpeakParams, TranscribeParams
 from fleet_contracts.base import Modality, Stage, StepId
 from fleet_contracts.decode import DecodeParams
 from fleet_contracts.diffusion import EditParams
-from fleet_contracts.vision import AudioEncodeParams, VisionParams
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams, VisionParams
 from fleet_contracts.work import Plan, PlanStep
 from fleet_ingress.core.parsed import ParsedRequest
+
+EncodeParams = VisionParams | VideoEncodeParams | AudioEncodeParams
+
+_ENCODE_PARAMS: Mapping[Modality, type[EncodeParams]] = {
+    Modality.IMAGE: VisionParams,
+    Modality.VIDEO: VideoEncodeParams,
+    Modality.AUDIO: AudioEncodeParams,
+}
 
 _PRE = StepId("pre")
 _DEC = StepId("dec")
@@ -79,7 +87,7 @@ def make_plan(parsed: ParsedRequest, seed: int = 0) -> Plan:
     )
 
 
-def _encode_params(parsed: ParsedRequest) -> Iterator[VisionParams | AudioEncodeParams]:
+def _encode_params(parsed: ParsedRequest) -> Iterator[EncodeParams]:
     """One per encode step."""
     if not parsed.is_serial:
         yield from (_params_of(part.kind, (index,)) for index, part in enumerate(parsed.media))
@@ -88,8 +96,8 @@ def _encode_params(parsed: ParsedRequest) -> Iterator[VisionParams | AudioEncode
         yield _params_of(kind, tuple(index for index, part in enumerate(parsed.media) if part.kind is kind))
 
 
-def _params_of(kind: Modality, items: tuple[int, ...]) -> VisionParams | AudioEncodeParams:
-    return AudioEncodeParams(items=items) if kind is Modality.AUDIO else VisionParams(items=items)
+def _params_of(kind: Modality, items: tuple[int, ...]) -> EncodeParams:
+    return _ENCODE_PARAMS[kind](items=items)
 
 
 def _repeatable(params: DecodeParams, seed: int) -> DecodeParams:

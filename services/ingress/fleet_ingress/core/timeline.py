@@ -72,6 +72,7 @@ class Timeline:
             duration_s=item.duration_s,
             sample_rate_hz=item.sample_rate_hz,
             num_channels=item.num_channels,
+            grid=item.grid,
         )
 
 

@@ -37,7 +37,7 @@ from fleet_contracts.events import (
 )
 from fleet_contracts.preprocess import MediaItem, PreprocessParams
 from fleet_contracts.tensors import MemoryPlace
-from fleet_contracts.vision import AudioEncodeParams
+from fleet_contracts.vision import AudioEncodeParams, VideoEncodeParams
 from fleet_contracts.work import StepOutput, StepParams, StepTask
 from fleet_ingress.testing.script import FaultError, Script, first_index
 
@@ -392,4 +392,7 @@ def _medium(number: int, params: StepParams) -> MediaItem:
     if isinstance(params, AudioEncodeParams):
         sound = MediaItem(part="", kind="audio", width=0, height=0, mode="mono", sha256="cd", num_tokens=25)
         return msgspec.structs.replace(sound, part=f"audio{number}", duration_s=1.0, sample_rate_hz=48_000)
-    return MediaItem(part=f"image{number}", kind="image", width=4, height=2, mode="RGB", sha256="ab", num_tokens=64)
+    seen = MediaItem(part="", kind="image", width=4, height=2, mode="RGB", sha256="ab", num_tokens=64)
+    if isinstance(params, VideoEncodeParams):
+        return msgspec.structs.replace(seen, part=f"video{number}", kind="video", grid=(3, 4, 4), duration_s=1.5)
+    return msgspec.structs.replace(seen, part=f"image{number}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import av
 import numpy as np
@@ -13,18 +11,13 @@ import numpy.typing as npt
 import soxr
 
 from fleet_common.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from av.container import InputContainer
+from fleet_preprocess.core.containers import UNREADABLE, decoded_frames, open_container
 
 Samples = npt.NDArray[np.float32]
 
 INVALID = "invalid_audio"
 TOO_LONG = "audio_too_long"
 NO_STREAM = "no_audio_stream"
-
-#: Containers that hold their own media: no playlist, which would name other files.
-_FORMATS = "wav,w64,aiff,au,mp3,flac,ogg,matroska,webm,mov,mp4,m4a,3gp,aac,avi,mpegts,amr,caf,asf,opus"
 
 #: Samples handed to the resampler at once; fewer cost more calls.
 _BLOCK_SAMPLES = 16_384
@@ -80,38 +73,21 @@ def decode_audio(data: bytes, limits: AudioLimits, rate_hz: int, *, param: str) 
             for _ in _counted(_frames(data, param), limits, param):
                 pass
         return _resampled(_counted(_frames(data, param), limits, param), rate_hz)
-    except (av.error.FFmpegError, ValueError, MemoryError) as error:
+    except UNREADABLE as error:
         raise InvalidInputError("The file is no audio that can be read.", param=param, code=INVALID) from error
-
-
-def _open(data: bytes) -> InputContainer:
-    options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
-    return av.open(io.BytesIO(data), mode="r", metadata_errors="ignore", options=options)
 
 
 def _claims_s(data: bytes) -> float:
     """Seconds by the headers, 0 where they do not tell."""
-    with _open(data) as container:
+    with open_container(data) as container:
         return (container.duration or 0) / 1_000_000
 
 
 def _frames(data: bytes, param: str) -> Iterator[av.AudioFrame]:
-    with _open(data) as container:
+    with open_container(data) as container:
         if not container.streams.audio:
             raise InvalidInputError("The file holds no sound.", param=param, code=NO_STREAM)
-        stream = container.streams.audio[0]
-        num_frames, failure = 0, None
-        for packet in container.demux(stream):
-            try:
-                decoded = packet.decode()
-            except av.error.InvalidDataError as error:
-                # A broken packet is a click, unless there is nothing but broken packets.
-                failure = error
-                continue
-            num_frames += len(decoded)
-            yield from decoded
-        if failure is not None and not num_frames:
-            raise failure
+        yield from decoded_frames(container, container.streams.audio[0], av.AudioFrame)
 
 
 def _mono(frame: av.AudioFrame) -> Samples:

@@ -9,7 +9,7 @@ import msgspec
 from fleet_common.errors import InvalidInputError, UnsupportedModalityError
 
 #: Types of parts that hold media.
-MEDIA_TYPES = frozenset({"image_url", "input_audio"})
+MEDIA_TYPES = frozenset({"image_url", "video_url", "input_audio"})
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -19,6 +19,13 @@ class ImageUrl(msgspec.Struct, frozen=True):
 
     url: str
     detail: str | None = None
+    max_pixels: int | None = None
+
+
+class VideoUrl(msgspec.Struct, frozen=True):
+    """`max_pixels` is a budget for each frame."""
+
+    url: str = ""
     max_pixels: int | None = None
 
 
@@ -34,6 +41,7 @@ class Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
     image_url: ImageUrl | str | None = None
+    video_url: VideoUrl | None = None
     input_audio: InputAudio | None = None
 
 
@@ -86,6 +94,14 @@ class ImageSource(msgspec.Struct, frozen=True):
     is_low_detail: bool = False
 
 
+class VideoSource(msgspec.Struct, frozen=True):
+    """Where a video comes from, the name of its part, and the budget of its frames; 0: none."""
+
+    param: str
+    url: str
+    max_pixels: int = 0
+
+
 class AudioSource(msgspec.Struct, frozen=True):
     """A recording in base64, and the name of its part for error messages and the timeline."""
 
@@ -93,7 +109,7 @@ class AudioSource(msgspec.Struct, frozen=True):
     data: str
 
 
-MediaSource = ImageSource | AudioSource
+MediaSource = ImageSource | VideoSource | AudioSource
 
 #: What decoding bytes of strangers raises: wrong shape, wrong encoding, too deep.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -156,6 +172,9 @@ def media_sources(chat: ChatBody) -> tuple[MediaSource, ...]:
 def _media_source(part: Part, param: str) -> MediaSource:
     if part.type == "input_audio":
         return AudioSource(param=param, data=part.input_audio.data if part.input_audio else "")
+    if part.type == "video_url":
+        video = part.video_url or VideoUrl()
+        return VideoSource(param=param, url=video.url, max_pixels=video.max_pixels or 0)
     return _image_source(part, param)
 
 
@@ -223,6 +242,9 @@ def _check_part(part: Part, param: str) -> None:
     elif part.type == "image_url":
         if not image_url_of(part):
             raise InvalidInputError("an image part needs a url", param=f"{param}.image_url")
+    elif part.type == "video_url":
+        if part.video_url is None or not part.video_url.url:
+            raise InvalidInputError("a video part needs a url", param=f"{param}.video_url")
     elif part.type == "input_audio":
         if part.input_audio is None or not part.input_audio.data:
             raise InvalidInputError("an audio part needs data", param=f"{param}.input_audio", code="invalid_audio")

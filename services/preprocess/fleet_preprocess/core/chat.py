@@ -9,8 +9,8 @@ from typing import Any
 
 from fleet_preprocess.core.body import Message, Part
 
-#: What chat templates call parts that hold media.
-TEMPLATE_TYPES = {"image_url": "image", "input_audio": "audio"}
+#: What chat templates call parts that hold media. A video stands where a picture would: its grid has steps in time.
+TEMPLATE_TYPES = {"image_url": "image", "video_url": "image", "input_audio": "audio"}
 
 #: Makes a user's string safe to render (`SpecialTokens.quote`).
 Quote = Callable[[str], str]
@@ -79,8 +79,9 @@ def _content(content: str | list[Part] | None, style: TemplateStyle, quote: Quot
         return quote(content) if style.takes_strings else [{"type": "text", "text": quote(content)}]
     if style.takes_parts:
         return [_template_part(part, quote) for part in content]
-    tokens = {"image_url": style.image_token, "input_audio": style.audio_token}
-    return "\n".join(tokens[part.type] if part.type in tokens else quote(part.text or "") for part in content)
+    tokens = {"image": style.image_token, "audio": style.audio_token}
+    kinds = ((TEMPLATE_TYPES.get(part.type), part) for part in content)
+    return "\n".join(tokens[kind] if kind is not None else quote(part.text or "") for kind, part in kinds)
 
 
 def _template_part(part: Part, quote: Quote) -> dict[str, Any]:

@@ -38,6 +38,9 @@ class ImageFamily(Protocol):
     def prepare(self, rgb: RgbArray, max_pixels: int) -> Prepared:
         """The arrays of the encoder for uint8 [height, width, 3]; `max_pixels` 0: no budget but the model's own."""
 
+    def prepare_frames(self, frames: RgbArray, max_pixels: int) -> Prepared:
+        """The same for a video, uint8 [frames, height, width, 3]: [frames, ...] again, maybe one more of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:

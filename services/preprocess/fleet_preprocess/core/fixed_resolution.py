@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fleet_preprocess.core.images import RgbArray
 from fleet_preprocess.core.prepared import Prepared
 from fleet_preprocess.core.resize import ResizeSpec, encoder_pixels, resize_spec
@@ -50,3 +52,8 @@ class FixedResolution:
     def prepare(self, rgb: RgbArray, max_pixels: int) -> Prepared:
         pixels = encoder_pixels(rgb, self.resize, max_pixels=max_pixels)
         return Prepared(pixels, self.num_tokens, (1, self.grid_side, self.grid_side))
+
+    def prepare_frames(self, frames: RgbArray, max_pixels: int) -> Prepared:
+        """Every frame as a picture of its own, one after the other."""
+        pixels = np.stack([self.prepare(frame, max_pixels).pixels for frame in frames])
+        return Prepared(pixels, self.num_tokens * len(pixels), (len(pixels), self.grid_side, self.grid_side))

@@ -14,12 +14,12 @@ from fleet_preprocess.core.images import RgbArray
 
 
 def pixel_digest(rgb: RgbArray) -> str:
-    """sha256 hex of the bytes of uint8 [height, width, 3]."""
+    """sha256 hex of the bytes of uint8 [..., height, width, 3]."""
     return hashlib.sha256(rgb.data).hexdigest()
 
 
 def content_hash(rgb: RgbArray, *, settings: Mapping[str, Any], revision: str) -> str:
-    """sha256 hex over decoded pixels, shape, mode, processor settings and model revision.
+    """sha256 hex over decoded pixels (of a video: of its frames), shape, mode, processor settings and model revision.
 
     Hashing decoded RGB, not the file nor palette indices: two files of one picture share a key, and two pictures
     never do.

@@ -82,6 +82,13 @@ class InternVlTiles:
         patches = side // self.patch_px
         return Prepared(pixels, self.tokens_per_tile * len(tiles), (len(tiles), patches, patches))
 
+    def prepare_frames(self, frames: RgbArray, max_pixels: int) -> Prepared:
+        """One tile for every frame, whatever its shape, as InternVL has it for videos."""
+        one_tile = replace(self, min_tiles=1, max_tiles=1)
+        pixels = np.concatenate([one_tile.prepare(frame, 0).pixels for frame in frames])
+        patches = self.side_px // self.patch_px
+        return Prepared(pixels, self.tokens_per_tile * len(pixels), (len(pixels), patches, patches))
+
     def canvas(self, height: int, width: int) -> tuple[int, int]:
         """(columns, rows) of tiles nearest to a picture's aspect ratio; of equal ones the larger, if it is not blown up
         to more than twice its area."""

@@ -13,6 +13,27 @@ MAX_EMBEDDING_TOKENS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
+class VideoLimits:
+    """Caps on one video file.
+
+    Attributes:
+        max_bytes: of the file.
+        max_s: seconds, counted while decoding.
+        max_frames: that a model gets to see, at least 1.
+        max_pixels: of one frame.
+        max_decoded_pixels: of all frames together, those between the kept ones too: what decoding costs.
+        max_aspect_ratio: longer side over shorter side; exactly this is fine.
+    """
+
+    max_bytes: int = 20 << 20
+    max_s: float = 120.0
+    max_frames: int = 16
+    max_pixels: int = 8_847_360
+    max_decoded_pixels: int = 120 * 30 * 1280 * 720
+    max_aspect_ratio: float = 200.0
+
+
+@dataclass(frozen=True, slots=True)
 class MediaLimits:
     """Caps on one media part, checked from headers before anything is decoded.
 
@@ -20,8 +41,10 @@ class MediaLimits:
         max_bytes: encoded file.
         max_pixels: width x height as the header says.
         max_aspect_ratio: longer side over shorter side; exactly this is fine.
-        max_images, max_audios: per request.
+        max_images: pictures and videos per request.
+        max_audios: recordings per request.
         audio: caps on a recording, on top of the model's own.
+        video: caps on a video.
     """
 
     max_bytes: int = 20 << 20
@@ -30,6 +53,7 @@ class MediaLimits:
     max_images: int = 8
     max_audios: int = 8
     audio: AudioLimits = field(default_factory=AudioLimits)
+    video: VideoLimits = field(default_factory=VideoLimits)
 
 
 def check_count(num_media: int, limit: int, kinds: str) -> None:

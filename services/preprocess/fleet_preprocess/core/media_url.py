@@ -19,6 +19,24 @@ NOT_ALLOWED = "media must be data: URLs or come from a host this server allows"
 
 
 @dataclass(frozen=True, slots=True)
+class FileKind:
+    """What is expected at a URL.
+
+    Attributes:
+        name: `image`, `video`: part of error codes and messages.
+    """
+
+    name: str
+    max_bytes: int
+
+    def too_large(self, param: str) -> InvalidInputError:
+        """What refuses a file above `max_bytes`."""
+        return InvalidInputError(
+            f"the {self.name} has more than {self.max_bytes} bytes", param=param, code=f"{self.name}_too_large"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MediaUrl:
     """A URL that passed the rules.
 

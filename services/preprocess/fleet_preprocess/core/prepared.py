@@ -1,4 +1,4 @@
-"""What a family adapter makes of one picture."""
+"""What a family adapter makes of one picture or video."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from fleet_preprocess.core.images import RgbArray
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One picture ready for the encoder, before normalisation.
+    """One picture or video ready for the encoder, before normalisation.
 
     Attributes:
-        pixels: uint8 [height, width, 3]; [tiles, height, width, 3] for families that cut pictures into tiles.
+        pixels: uint8 [height, width, 3]; [tiles, height, width, 3] for families that cut pictures into tiles; of a
+            video [frames, height, width, 3].
         num_tokens: embeddings the encoder will make of it.
         grid: steps in time (or tiles), rows and columns of the tower's patches.
     """

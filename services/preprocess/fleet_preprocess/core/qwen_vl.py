@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: pictures keep their shape, and their tokens follow from their size.
+"""Qwen2-VL and Qwen2.5-VL: pictures and videos keep their shape, and their tokens follow from their size.
 
 Follows transformers' Qwen2VLImageProcessor (PIL backend) up to, and without, normalisation and patches.
 """
@@ -17,6 +17,8 @@ from fleet_preprocess.core.images import RgbArray
 from fleet_preprocess.core.prepared import Prepared
 
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
+#: Of a frame, when nobody asks for less: what Qwen's own tools use.
+_MAX_FRAME_PIXELS = 28 * 28 * 768
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class QwenResolution:
     Attributes:
         patch_px: side of a patch of the tower.
         merge: patches per token and side.
+        time_patch: frames per patch.
         resample: Pillow's number of the filter (3 = bicubic).
     """
 
@@ -33,6 +36,7 @@ class QwenResolution:
     merge: int = 2
     min_pixels: int = _MIN_PIXELS
     max_pixels: int = _MAX_PIXELS
+    time_patch: int = 2
     resample: int = 3
 
     @classmethod
@@ -42,13 +46,17 @@ class QwenResolution:
         made = cls(
             patch_px=int(processor.get("patch_size", 14)),
             merge=int(processor.get("merge_size", 2)),
+            time_patch=int(processor.get("temporal_patch_size", 2)),
             min_pixels=int(processor.get("min_pixels") or size.get("shortest_edge") or _MIN_PIXELS),
             max_pixels=int(processor.get("max_pixels") or size.get("longest_edge") or _MAX_PIXELS),
             resample=int(processor.get("resample", 3)),
         )
         vision = config["vision_config"]
-        tower = (int(vision.get("patch_size", 14)), int(vision.get("spatial_merge_size", 2)))
-        if tower != (made.patch_px, made.merge):
+        tower = tuple(
+            int(vision.get(name, default))
+            for name, default in (("patch_size", 14), ("spatial_merge_size", 2), ("temporal_patch_size", 2))
+        )
+        if tower != (made.patch_px, made.merge, made.time_patch):
             raise ValueError(f"the image processor and the vision tower disagree on patch and merge size: {tower}")
         if not processor.get("do_resize", True):
             raise ValueError("an image processor that does not resize is not supported")
@@ -86,6 +94,14 @@ class QwenResolution:
         rows, columns = height // self.patch_px, width // self.patch_px
         pixels = np.ascontiguousarray(np.asarray(image, dtype=np.uint8))
         return Prepared(pixels, rows * columns // (self.merge * self.merge), (1, rows, columns))
+
+    def prepare_frames(self, frames: RgbArray, max_pixels: int) -> Prepared:
+        """All frames of one size; the last is repeated until the patches in time are whole."""
+        budget = min(max_pixels or _MAX_FRAME_PIXELS, _MAX_FRAME_PIXELS)
+        made = [self.prepare(frame, budget) for frame in frames]
+        made += made[-1:] * (-len(made) % self.time_patch)
+        steps, rows, columns = len(made) // self.time_patch, *made[0].grid[1:]
+        return Prepared(np.stack([one.pixels for one in made]), made[0].num_tokens * steps, (steps, rows, columns))
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) after the resize; never less than one token a side."""

@@ -18,7 +18,7 @@ from fleet_common.checkpoints import (
 )
 from fleet_common.errors import EngineError, InvalidInputError
 from fleet_preprocess.core.body import Message, Part
-from fleet_preprocess.core.chat import TemplateStyle, quote_deep, template_messages
+from fleet_preprocess.core.chat import TEMPLATE_TYPES, TemplateStyle, quote_deep, template_messages
 from fleet_preprocess.core.tools import with_calls_as_text, with_tools_as_text
 from fleet_preprocess.engine.files import (
     read_audio_facts,
@@ -123,10 +123,10 @@ class CheckpointPromptEngine:
         return str(rendered[0])
 
     def _check_places(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
-        kinds = [part.type for message in messages for part in _parts(message)]
-        for kind, token_id in (("image_url", self._image_token_id), ("input_audio", self._audio_token_id)):
+        kinds = [TEMPLATE_TYPES.get(part.type) for message in messages for part in _parts(message)]
+        for kind, token_id in (("image", self._image_token_id), ("audio", self._audio_token_id)):
             if kind in kinds and ids.count(token_id) != kinds.count(kind):
-                raise EngineError(f"the chat template does not place one token per part of type {kind}")
+                raise EngineError(f"the chat template does not place one token per {kind}")
 
     def _find_style(self, image_literal: str, audio_literal: str) -> TemplateStyle:
         """Try what the template does with strings and with parts: templates do not say."""

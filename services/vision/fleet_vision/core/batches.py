@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class BatchLimits:
     """Bounds of one pass.
 
     Attributes:
-        max_images: images, or fewer.
+        max_images: images, or fewer; by shape each frame of a video counts, but one video is never cut.
         max_patches: patches of a packed pass; an image that has more goes alone. 0: any.
         align: packed passes are filled up to a multiple of so many patches; 1: never.
     """
@@ -46,11 +47,11 @@ def batches_by_shape(shapes: Sequence[tuple[int, ...]], num_patches: Sequence[in
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, shape in enumerate(shapes):
         by_shape.setdefault(shape, []).append(i)
-    return [
-        _batch(indices[start : start + limits.max_images], num_patches, 1)
-        for indices in by_shape.values()
-        for start in range(0, len(indices), limits.max_images)
-    ]
+    batches: list[Batch] = []
+    for shape, indices in by_shape.items():
+        most = max(1, limits.max_images // max(1, math.prod(shape[:-3])))
+        batches += [_batch(indices[start : start + most], num_patches, 1) for start in range(0, len(indices), most)]
+    return batches
 
 
 def packed_batches(num_patches: Sequence[int], limits: BatchLimits, unit: int = 1) -> list[Batch]:

@@ -22,7 +22,7 @@ class InternVlTower:
     """Every tile has one size, so images of any number of tiles share a pass. Implements `TowerAdapter`."""
 
     num_tokens = 0
-    media = (Modality.IMAGE,)
+    media = (Modality.IMAGE, Modality.VIDEO)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = InternVLConfig.from_pretrained(checkpoint.folder)

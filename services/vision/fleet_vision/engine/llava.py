@@ -19,10 +19,10 @@ from fleet_vision.engine.weights import load_part
 
 
 class LlavaTower:
-    """A plain batch of images of one size. Implements `TowerAdapter`."""
+    """A plain batch of images of one size; frames of a video are images. Implements `TowerAdapter`."""
 
     packing_unit = 0
-    media = (Modality.IMAGE,)
+    media = (Modality.IMAGE, Modality.VIDEO)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = LlavaConfig.from_pretrained(checkpoint.folder)
@@ -42,8 +42,10 @@ class LlavaTower:
         self.num_tokens, self.hidden_size = probe.shape[1], probe.shape[2]
 
     def encode(self, images: Sequence[EncoderImage], num_padding: int) -> list[npt.NDArray[np.float32]]:
-        pixels = normalise(np.stack([image.pixels for image in images]), self._checkpoint.normalisation)
-        return [np.ascontiguousarray(one) for one in self._run(pixels)]
+        stacked = np.stack([image.pixels for image in images])
+        frames = stacked.reshape(-1, *stacked.shape[-3:])
+        features = self._run(normalise(frames, self._checkpoint.normalisation))
+        return [np.ascontiguousarray(one) for one in features.reshape(len(images), -1, self.hidden_size)]
 
     def _run(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """float32 [num_images, 3, height, width] -> float32 [num_images, num_tokens, hidden_size]."""

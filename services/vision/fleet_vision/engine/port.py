@@ -33,11 +33,11 @@ class EncoderFacts:
 
 @dataclass(frozen=True, slots=True)
 class EncoderImage:
-    """One image, or recording, to encode.
+    """One image, video or recording to encode.
 
     Attributes:
-        pixels: uint8 [3, height, width] or [tiles, 3, height, width] before normalisation, or float32 normalised; of a
-            recording float32 [mel bins, frames]. Read-only, not kept.
+        pixels: uint8 [3, height, width] or [tiles or frames, 3, height, width] before normalisation, or float32
+            normalised; of a recording float32 [mel bins, frames]. Read-only, not kept.
         content_hash: identifies the content.
         num_tokens: embeddings the prompt has room for.
         num_patches: what the tower computes for it; 0: as many as tokens.

@@ -30,7 +30,7 @@ class QwenTower:
     """The tower with its merger; 2.5's attention windows are the tower's own. Implements `TowerAdapter`."""
 
     num_tokens = 0
-    media = (Modality.IMAGE,)
+    media = (Modality.IMAGE, Modality.VIDEO)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = AutoConfig.from_pretrained(checkpoint.folder)
@@ -49,8 +49,9 @@ class QwenTower:
     def encode(self, images: Sequence[EncoderImage], num_padding: int) -> list[npt.NDArray[np.float32]]:
         patches, grids = [], []
         for image in images:
-            pixels = normalise(image.pixels[None], self._checkpoint.normalisation)[0]
-            made, grid = to_patches(pixels, self._patch_px, self._merge, self._time_patch)
+            frames = image.pixels.reshape(-1, *image.pixels.shape[-3:])
+            values = normalise(frames, self._checkpoint.normalisation)
+            made, grid = to_patches(values, self._patch_px, self._merge, self._time_patch)
             patches.append(made)
             grids.append(grid)
         if num_padding:

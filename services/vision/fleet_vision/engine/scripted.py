@@ -21,15 +21,15 @@ class ScriptedEncoder:
         """
         Args:
             engine_args: `hidden_size` (576), `image_tokens` (16), `cost_s` seconds per image (0), `fail_hashes` content
-                hashes that raise EngineError, `packing_unit` (0: by shape), `media` (`["image"]`), `max_images` a batch
-                may hold before it is out of memory (0: any).
+                hashes that raise EngineError, `packing_unit` (0: by shape), `media` (`["image", "video"]`),
+                `max_images` a batch may hold before it is out of memory (0: any).
         """
         self._hidden_size = int(engine_args.get("hidden_size", 576))
         self._image_tokens = int(engine_args.get("image_tokens", 16))
         self._cost_s = float(engine_args.get("cost_s", 0.0))
         self._fail_hashes = frozenset(engine_args.get("fail_hashes", ()))
         self._packing_unit = int(engine_args.get("packing_unit", 0))
-        self._media = tuple(Modality(kind) for kind in engine_args.get("media", ("image",)))
+        self._media = tuple(Modality(kind) for kind in engine_args.get("media", ("image", "video")))
         self._max_images = int(engine_args.get("max_images", 0))
 
     def load(self) -> EncoderFacts:
