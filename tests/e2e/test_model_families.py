@@ -25,7 +25,7 @@ def test_every_family_has_a_tiny_model() -> None:
 
 @pytest.mark.parametrize("family", list(WRITERS))
 def test_embeddings_give_the_tokens_of_vllms_own_tower(family: str, tmp_path: Path) -> None:
-    """20 random pictures of 20 to 400 pixels a side (or clips of 0.1 to 12 s), and three together in two orders."""
+    """20 random pictures of 20 to 400 pixels a side (or clips of 0.1 to 12 s), videos, and three together."""
     folder = tmp_path / family
     folder.mkdir()
     environment = os.environ | decode_environment(str(folder), threads=1, kv_cache_gib=1)

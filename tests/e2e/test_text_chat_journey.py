@@ -82,7 +82,7 @@ def test_completions_continue_a_prompt(client: openai.OpenAI) -> None:
 def test_models_tell_what_they_take_and_give(client: openai.OpenAI) -> None:
     models = {model.id: model.model_dump() for model in client.models.list()}
 
-    assert set(models[MODEL]["input_modalities"]) == {"text", "image"}
+    assert set(models[MODEL]["input_modalities"]) == {"text", "image", "video"}
     assert models[MODEL]["output_modalities"] == ["text"]
     assert client.models.retrieve(MODEL).id == MODEL
 

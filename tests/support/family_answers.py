@@ -1,5 +1,7 @@
 """Run as a decode worker's process is: one family's media through our embeddings and through vLLM's own tower.
 
+Videos are compared where vLLM's own path puts nothing between the frames.
+
 `python -m tests.support.family_answers FAMILY FOLDER` with `decode_environment` prints one JSON line.
 """
 
@@ -8,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ from fleet_decode.engine.families import FAMILIES
 from fleet_decode.engine.vllm import VllmEngine
 from fleet_decode.worker import DecodeEngine
 from tests.support.audio_files import Samples
-from tests.support.pipeline import ChatPart, Pipeline, chat_of
+from tests.support.pipeline import ChatPart, Encoded, Pipeline, chat_of, video_url
 from tests.support.tiny_models import HEARING, WRITERS
+from tests.support.video_files import video_file
 
+#: Families whose videos are compared.
+WATCHING = ("qwen2_vl", "qwen2_5_vl")
 GREEDY = DecodeParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 CONTEXT_TOKENS = 2048
 
@@ -50,46 +56,85 @@ def random_clip(seed: int) -> Samples:
     return whole.astype(np.float32)
 
 
+def random_video(seed: int) -> dict[str, Any]:
+    """Three pictures of blocks, half a second each, to the last bit."""
+    sizes = np.random.default_rng(seed).integers(40, 200, 2)
+    size = (int(sizes[0]), int(sizes[1]))
+    frames = [np.asarray(random_picture(10 * seed + number).resize(size)) for number in range(3)]
+    return video_url(video_file(frames, 2, "avi", "rawvideo", "bgr24"))
+
+
 def chats(family: str) -> list[list[ChatPart]]:
-    """20 pictures (or clips) of different sizes alone, and three together in two orders."""
+    """20 pictures (or clips) of different sizes alone, videos, and three media together in two orders."""
     pictures: list[Image.Image | Samples] = [
         random_clip(seed) if family in HEARING else random_picture(seed) for seed in range(20)
     ]
     together = pictures[:3]
     return [
         *([picture, "What is it?"] for picture in pictures),
+        *([random_video(seed), "What is it?"] for seed in range(5) if family in WATCHING),
         [together[0], "and", together[1], together[2], "?"],
         [together[2], "and", together[1], together[0], "?"],
     ]
 
 
-async def through_vllm(
-    folder: Path, family: str, prompts: Sequence[list[int]], media: Sequence[list[Image.Image | Samples]]
-) -> list[tuple[list[int], int]]:
-    """Answer and length of the prompt, as vLLM makes them with its own tower."""
+@dataclass(frozen=True)
+class OwnPrompt:
+    """A prompt as vLLM takes it when its own tower looks at the media."""
+
+    ids: list[int]
+    kind: str
+    items: list[Any]
+
+
+def own_prompt(folder: Path, family: str, parts: Sequence[ChatPart], encoded: Encoded) -> OwnPrompt:
+    """The same chat for vLLM; videos as the frames that preprocess kept."""
+    if not isinstance(parts[0], Mapping):
+        items = [part for part in parts if isinstance(part, Image.Image | np.ndarray)]
+        return OwnPrompt(encoded.prompt, FAMILIES[family].media[0], items)
+    config = json.loads((folder / "config.json").read_text())
+    ids = [config["video_token_id"] if one == config["image_token_id"] else one for one in encoded.prompt]
+    return OwnPrompt(ids, "video", [encoded.pre.tensors["pixels0"].transpose(0, 2, 3, 1)])
+
+
+async def through_vllm(folder: Path, family: str, prompts: Sequence[OwnPrompt]) -> list[tuple[list[int], int]]:
+    """Answer and length of each prompt, as vLLM makes them with its own tower: an engine per kind of media."""
+    answers: dict[int, tuple[list[int], int]] = {}
+    for kind in dict.fromkeys(prompt.kind for prompt in prompts):
+        own: dict[str, Any] = {
+            "max_model_len": CONTEXT_TOKENS,
+            "enable_mm_embeds": False,
+            "limit_mm_per_prompt": {one: 3 if one == kind else 0 for one in FAMILIES[family].media},
+        }
+        if kind == "video":
+            # Frames have their size, and vLLM normalises on its device: without torchvision nothing else could be done.
+            as_they_are = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
+            own["mm_processor_kwargs"] = {**FAMILIES[family].processor_kwargs, **as_they_are}
+        engine = VllmEngine(str(folder), slots=4, engine_args=own)
+        await engine.start()
+        try:
+            for number, prompt in enumerate(prompts):
+                if prompt.kind == kind:
+                    answers[number] = await own_answer(engine, prompt, str(number))
+        finally:
+            await engine.close()
+    return [answers[number] for number in sorted(answers)]
+
+
+async def own_answer(engine: VllmEngine, prompt: OwnPrompt, name: str) -> tuple[list[int], int]:
+    """Of one prompt, greedily."""
     from vllm.sampling_params import SamplingParams
 
-    own_kind = FAMILIES[family].media[0]
-    limits = {kind: 3 if kind == own_kind else 0 for kind in FAMILIES[family].media}
-    own = {"max_model_len": CONTEXT_TOKENS, "enable_mm_embeds": False, "limit_mm_per_prompt": limits}
-    engine = VllmEngine(str(folder), slots=4, engine_args=own)
-    await engine.start()
-    answers = []
-    try:
-        for number, (prompt, items) in enumerate(zip(prompts, media, strict=True)):
-            given: Any = {"prompt_token_ids": prompt, "multi_modal_data": {own_kind: items}}
-            sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
-            last: Any = None
-            async for output in engine._started().llm.generate(given, sampling, str(number)):
-                last = output
-            answers.append((list(last.outputs[0].token_ids), len(last.prompt_token_ids)))
-    finally:
-        await engine.close()
-    return answers
+    given: Any = {"prompt_token_ids": prompt.ids, "multi_modal_data": {prompt.kind: prompt.items}}
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+    last: Any = None
+    async for output in engine._started().llm.generate(given, sampling, name):
+        last = output
+    return list(last.outputs[0].token_ids), len(last.prompt_token_ids)
 
 
-async def through_embeddings(folder: Path, family: str) -> tuple[list[tuple[list[int], int]], list[list[int]], str]:
-    """Answers and lengths of prompts, prompts as preprocess made them, and the modules vLLM loaded."""
+async def through_embeddings(folder: Path, family: str) -> tuple[list[tuple[list[int], int]], list[Encoded], str]:
+    """Answers and lengths of prompts, the chats as preprocess and vision made them, and the modules vLLM loaded."""
     vllm = VllmEngine(str(folder), slots=4, engine_args={"max_model_len": CONTEXT_TOKENS})
     pipeline = Pipeline(folder, DecodeEngine(vllm, model="m", slots=4))
     await pipeline.start()
@@ -99,15 +144,15 @@ async def through_embeddings(folder: Path, family: str) -> tuple[list[tuple[list
         (modules,) = await vllm._started().llm.collective_rpc("get_model_inspection")
     finally:
         await pipeline.close()
-    return [(ids, usage.prompt_tokens) for ids, usage in answered], [one.prompt for one in encoded], modules
+    return [(ids, usage.prompt_tokens) for ids, usage in answered], encoded, modules
 
 
 async def main(family: str, folder: Path) -> None:
     """Print what both paths answered."""
     WRITERS[family](folder)
-    ours, prompts, modules = await through_embeddings(folder, family)
-    media = [[part for part in parts if isinstance(part, Image.Image | np.ndarray)] for parts in chats(family)]
-    theirs = await through_vllm(folder, family, prompts, media)
+    ours, encoded, modules = await through_embeddings(folder, family)
+    prompts = [own_prompt(folder, family, *pair) for pair in zip(chats(family), encoded, strict=True)]
+    theirs = await through_vllm(folder, family, prompts)
     print(json.dumps({"embeddings": ours, "vllm": theirs, "modules": modules}))
 
 

@@ -23,9 +23,6 @@ from fleet_decode.engine.port import Candidate, EngineModel, EngineRequest, Imag
 #: How long a cancelled request may go on when the engine gives no tokens (it waits for room, or hangs).
 _CANCEL_POLL_S = 0.1
 
-#: Kinds of media that the language model takes as another kind.
-_AS_SEEN = {"video": "image"}
-
 
 @dataclass(slots=True)
 class _Job:
@@ -238,8 +235,7 @@ def _images(item: StepItem) -> tuple[ImageEmbeds, ...]:
         ref = item.task.inputs[step_id].tensors[name]
         index = int(name.removeprefix("embeds"))
         known = media[index] if index < len(media) else None
-        # To the language model a video is a picture whose grid has steps in time.
-        grid, kind = (known.grid, _AS_SEEN.get(known.kind, known.kind)) if known else (None, "image")
+        grid, kind = (known.grid, known.kind) if known else (None, "image")
         found.append((index, ImageEmbeds(array, ref.dtype, ref.content_hash, grid, kind)))
     return tuple(image for _, image in sorted(found, key=lambda pair: pair[0]))
 

@@ -20,7 +20,7 @@ from tokenizers.models import BPE
 from fleet_common.errors import EngineError, InvalidInputError
 from fleet_contracts.base import Modality
 from fleet_decode.app import UnknownEngineError, build_engine
-from fleet_decode.core.placeholders import collapse
+from fleet_decode.core.placeholders import collapse, replace_some
 from fleet_decode.engine.environment import GUARD_DIR, decode_environment
 from fleet_decode.engine.families import FAMILIES
 from fleet_decode.engine.port import ImageEmbeds
@@ -127,7 +127,20 @@ def test_grids_go_beside_the_embeddings_where_a_family_wants_them() -> None:
     images = [ImageEmbeds(np.zeros((2, 4)), "float32", grid=(1, 2, 4)), ImageEmbeds(np.zeros((1, 4)), "float32")]
 
     with pytest.raises(EngineError, match="grid"):
-        FAMILIES["qwen2_vl"].image_data(images, [])
+        FAMILIES["qwen2_vl"].media_data("image", images, [])
+
+
+def test_a_video_stands_where_a_picture_would_until_vllm_takes_it_as_such(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2_vl", "vision_config": {}, "image_token_id": 7, "video_token_id": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    facts = model_facts(tmp_path)
+
+    assert facts.takes == (Modality.IMAGE, Modality.VIDEO)
+    assert (facts.token_id("image"), facts.token_id("video"), facts.video_token_id) == (7, 7, 8)
+    handed = {name: FAMILIES[name].handed_as("video") for name in ("qwen2_vl", "llava", "internvl")}
+    assert handed == {"qwen2_vl": "video", "llava": "image", "internvl": "image"}
+    assert replace_some([1, 7, 7, 2, 7], 7, 8, [True, False, True]) == [1, 8, 7, 2, 8]
 
 
 @pytest.mark.parametrize(

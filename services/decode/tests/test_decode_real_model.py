@@ -106,7 +106,7 @@ async def rig(llava_folder: Path) -> AsyncIterator[Rig]:
 async def test_the_model_description_is_complete(rig: Rig) -> None:
     model: EngineModel = rig.vllm._started().model
 
-    assert model.takes == (Modality.IMAGE,)
+    assert model.takes == (Modality.IMAGE, Modality.VIDEO)
     assert model.revision
     assert rig.tokenizer.token_to_id("<|im_end|>") in model.eos_token_ids
 

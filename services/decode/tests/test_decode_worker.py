@@ -281,7 +281,7 @@ async def test_the_card_says_what_the_model_takes() -> None:
     both = await DecodeEngine(ScriptedEngine({"hidden_size": 4}), model="b", slots=2, max_images=4).start()
 
     assert (text[0].input_modalities, text[0].max_images) == ((Modality.TEXT,), 0)
-    assert (both[0].input_modalities, both[0].max_images) == ((Modality.TEXT, Modality.IMAGE), 4)
+    assert (both[0].input_modalities, both[0].max_images) == ((Modality.TEXT, Modality.IMAGE, Modality.VIDEO), 4)
 
 
 async def test_recordings_go_to_models_that_hear_only() -> None:

@@ -34,3 +34,9 @@ def collapse(prompt: Sequence[int], media_token_id: int, num_tokens: Sequence[in
             raise InvalidInputError("an image's tokens are not in one piece")
         position += size
     return collapsed
+
+
+def replace_some(ids: Sequence[int], old_id: int, new_id: int, chosen: Sequence[bool]) -> list[int]:
+    """`new_id` in place of those `old_id` that are chosen, one flag for each of them in order."""
+    flags = iter(chosen)
+    return [new_id if token_id == old_id and next(flags) else token_id for token_id in ids]

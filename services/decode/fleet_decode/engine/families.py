@@ -13,23 +13,23 @@ from typing import Any
 from fleet_common.errors import EngineError
 from fleet_decode.engine.port import ImageEmbeds
 
-#: (images, their tensors) -> what vLLM wants as `multi_modal_data["image"]`.
-ImageData = Callable[[Sequence[ImageEmbeds], Sequence[Any]], Any]
+#: (kind, media, their tensors) -> what vLLM wants as `multi_modal_data[kind]`.
+MediaData = Callable[[str, Sequence[ImageEmbeds], Sequence[Any]], Any]
 
 
-def _one_tensor_each(images: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
+def _one_tensor_each(kind: str, media: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
     return list(tensors)
 
 
-def _embeds_and_grids(images: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
+def _embeds_and_grids(kind: str, media: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
     """Positions in time, height and width follow from the grids: vLLM computes them."""
     import torch
 
-    grids = [image.grid for image in images]
+    grids = [one.grid for one in media]
     if None in grids:
-        raise EngineError("an image came without its grid of patches")
+        raise EngineError(f"one {kind} came without its grid of patches")
 
-    return {"image_embeds": torch.cat(list(tensors)), "image_grid_thw": torch.tensor(grids)}
+    return {f"{kind}_embeds": torch.cat(list(tensors)), f"{kind}_grid_thw": torch.tensor(grids)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,19 @@ class DecodeFamily:
 
     Attributes:
         media: kinds that vLLM's model takes: their towers are kept out.
-        image_data: how embeddings of images are handed over; recordings are tensors of their own everywhere.
+        media_data: how their embeddings are handed over.
         processor_kwargs: for vLLM's `mm_processor_kwargs`.
+        has_videos: a video's embeddings are handed over as such, with times; elsewhere as a picture's.
     """
 
     media: tuple[str, ...] = ("image",)
-    image_data: ImageData = _one_tensor_each
+    media_data: MediaData = _one_tensor_each
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    has_videos: bool = False
 
-    def media_data(self, kind: str, embeds: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
-        """What vLLM wants as `multi_modal_data[kind]`."""
-        return self.image_data(embeds, tensors) if kind == "image" else list(tensors)
+    def handed_as(self, kind: str) -> str:
+        """As which kind vLLM gets a medium."""
+        return "image" if kind == "video" and not self.has_videos else kind
 
 
 # vLLM measures a made-up item of every kind at start. Without torchvision that takes the image processors' PIL form,
@@ -61,8 +63,8 @@ _VIDEO_AS_IT_IS = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_
 #: `model_type` -> adapter.
 FAMILIES: Mapping[str, DecodeFamily] = {
     "llava": DecodeFamily(processor_kwargs=_PIL),
-    "qwen2_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL),
-    "qwen2_5_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL),
+    "qwen2_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL, has_videos=True),
+    "qwen2_5_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL, has_videos=True),
     "internvl": DecodeFamily(("image", "video"), processor_kwargs={**_PIL, "videos_kwargs": _VIDEO_AS_IT_IS}),
     "qwen2_audio": DecodeFamily(("audio",)),
 }

@@ -35,7 +35,9 @@ class ScriptedArgs(BaseModel):
     tokens_per_step: int = Field(1, description="Tokens that arrive together.", ge=1)
     context_tokens: int = Field(8192, description="Prompt + output limit.", ge=2)
     hidden_size: int = Field(0, description="Width of image embeddings; 0: text only.", ge=0)
-    media: tuple[Literal["image", "audio"], ...] = Field(("image",), description="Kinds it takes, unless text only.")
+    media: tuple[Literal["image", "video", "audio"], ...] = Field(
+        ("image", "video"), description="Kinds it takes, unless text only."
+    )
     image_tokens: int = Field(0, description="Tokens per image, as reported.", ge=0)
     raise_after_tokens: int | None = Field(None, description="EngineError after that many tokens.")
     die_after_tokens: int | None = Field(None, description="The engine is dead after that many tokens.")

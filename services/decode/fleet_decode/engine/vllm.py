@@ -17,9 +17,10 @@ import structlog
 
 from fleet_common.checkpoints import locate_checkpoint
 from fleet_common.errors import EngineDeadError, EngineError, InvalidInputError
-from fleet_decode.core.placeholders import collapse
+from fleet_decode.core.placeholders import collapse, replace_some
 from fleet_decode.core.sampling import Sampling
 from fleet_decode.engine.adapters import Adapters
+from fleet_decode.engine.families import DecodeFamily
 from fleet_decode.engine.port import Candidate, EngineModel, EngineRequest, EngineStep, ImageEmbeds
 from fleet_decode.engine.thread import DaemonThread
 from fleet_decode.engine.tokens import TokenizerVocabulary
@@ -222,15 +223,14 @@ class VllmEngine:
         family = loaded.facts.family
         if family is None:
             raise InvalidInputError("this model takes no media")
-        ids = list(request.prompt_token_ids)
         data: dict[str, Any] = {}
         uuids: dict[str, list[str | None]] = {}
-        for kind in dict.fromkeys(one.kind for one in request.images):
-            embeds = [one for one in request.images if one.kind == kind]
-            ids = collapse(ids, loaded.facts.token_id(kind), [one.array.shape[0] for one in embeds])
+        for kind in dict.fromkeys(family.handed_as(one.kind) for one in request.images):
+            embeds = [one for one in request.images if family.handed_as(one.kind) == kind]
             tensors = [_tensor(one, loaded.llm.model_config.dtype) for one in embeds]
             data[kind] = family.media_data(kind, embeds, tensors)
             uuids[kind] = [one.content_hash or None for one in embeds]
+        ids = _placed(request, loaded.facts, family)
         prompt = TokensPrompt(prompt_token_ids=ids, multi_modal_data=data, multi_modal_uuids=uuids)
         if salt is not None:
             prompt["cache_salt"] = salt
@@ -255,6 +255,18 @@ class VllmEngine:
 
     def _is_stalled(self) -> bool:
         return time.monotonic() - self._heard_s > _STALL_S
+
+
+def _placed(request: EngineRequest, facts: ModelFacts, family: DecodeFamily) -> list[int]:
+    """The prompt with one token for every medium, that of its kind to vLLM."""
+    ids = list(request.prompt_token_ids)
+    for token_id in dict.fromkeys(facts.token_id(one.kind) for one in request.images):
+        here = [one for one in request.images if facts.token_id(one.kind) == token_id]
+        ids = collapse(ids, token_id, [one.array.shape[0] for one in here])
+        is_video = [family.handed_as(one.kind) == "video" for one in here]
+        if any(is_video) and facts.video_token_id is not None:
+            ids = replace_some(ids, token_id, facts.video_token_id, is_video)
+    return ids
 
 
 def _import_vllm() -> None:

@@ -22,7 +22,9 @@ class ModelFacts:
 
     Attributes:
         family: how media go in; None for text models.
-        image_token_id, audio_token_id: placeholder of such a medium in the prompt, None where the model takes none.
+        image_token_id, audio_token_id: placeholder of such a medium in the prompt, None where the model takes none. A
+            video has an image's.
+        video_token_id: what vLLM wants in its place, where it takes videos as such.
         image_tokens: tokens per image where the configuration names it, else 0.
         revision: identifies the weights.
     """
@@ -32,16 +34,21 @@ class ModelFacts:
     image_tokens: int
     revision: str
     audio_token_id: int | None = None
+    video_token_id: int | None = None
 
     @property
     def takes(self) -> tuple[Modality, ...]:
         """Kinds of media whose embeddings can be part of a prompt."""
-        placed = ((Modality.IMAGE, self.image_token_id), (Modality.AUDIO, self.audio_token_id))
-        return tuple(kind for kind, token_id in placed if self.family is not None and token_id is not None)
+        kinds = (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
+        return tuple(kind for kind in kinds if self.family is not None and self._places.get(kind) is not None)
+
+    @property
+    def _places(self) -> Mapping[str, int | None]:
+        return {"image": self.image_token_id, "video": self.image_token_id, "audio": self.audio_token_id}
 
     def token_id(self, kind: str) -> int:
         """Placeholder of a kind of media. InvalidInputError where the model takes none."""
-        token_id = {"image": self.image_token_id, "audio": self.audio_token_id}.get(kind)
+        token_id = self._places.get(kind)
         if token_id is None:
             raise InvalidInputError(f"this model takes no {kind}")
         return token_id
@@ -56,12 +63,14 @@ def model_facts(folder: Path) -> ModelFacts:
     config = read_json(folder, "config.json")
     image_token_id = config.get("image_token_index", config.get("image_token_id"))
     audio_token_id = config.get("audio_token_index", config.get("audio_token_id"))
+    video_token_id = config.get("video_token_id")
     return ModelFacts(
         family=decode_family(config),
         image_token_id=None if image_token_id is None else int(image_token_id),
         image_tokens=int(config.get("image_seq_length") or 0) if config.get("model_type") == "llava" else 0,
         revision=checkpoint_revision(folder),
         audio_token_id=None if audio_token_id is None else int(audio_token_id),
+        video_token_id=None if video_token_id is None else int(video_token_id),
     )
 
 
