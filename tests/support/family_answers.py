@@ -94,7 +94,10 @@ def own_prompt(folder: Path, family: str, parts: Sequence[ChatPart], encoded: En
         return OwnPrompt(encoded.prompt, FAMILIES[family].media[0], items)
     config = json.loads((folder / "config.json").read_text())
     ids = [config["video_token_id"] if one == config["image_token_id"] else one for one in encoded.prompt]
-    return OwnPrompt(ids, "video", [encoded.pre.tensors["pixels0"].transpose(0, 2, 3, 1)])
+    frames = encoded.pre.tensors["pixels0"].transpose(0, 2, 3, 1)
+    times = {"fps": 2.0, "duration": len(frames) / 2, "total_num_frames": len(frames)}
+    kept = {"frames_indices": list(range(len(frames))), "video_backend": "opencv", "do_sample_frames": False}
+    return OwnPrompt(ids, "video", [(frames, times | kept)])
 
 
 async def through_vllm(folder: Path, family: str, prompts: Sequence[OwnPrompt]) -> list[tuple[list[int], int]]:
