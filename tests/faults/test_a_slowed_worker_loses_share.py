@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -75,14 +76,22 @@ async def share_of(fleet: RunningFleet, worker: str) -> tuple[float, int, list[s
     return decode["pools"][0]["shares"][worker], table["revision"], table["reasons"]
 
 
+async def settled_share(fleet: RunningFleet, worker: str) -> tuple[float, int]:
+    """Share and revision once a worker has about half of the work and the table has stayed for 3 s."""
+    share, revision, since_s = 0.0, -1, time.monotonic()
+    async with asyncio.timeout(90.0):
+        while time.monotonic() - since_s < 3.0 or not 0.35 <= share <= 0.65:
+            await asyncio.sleep(0.5)
+            share, now, _ = await share_of(fleet, worker)
+            if now != revision:
+                revision, since_s = now, time.monotonic()
+    return share, revision
+
+
 async def slow_down(fleet: RunningFleet, worker: str) -> tuple[int, list[str]]:
     """Slow a worker that has half of the work until it has less; returns in how many tables, and the last's reasons."""
-    share = 0.0
-    async with asyncio.timeout(60.0):
-        while share < 0.35:
-            await asyncio.sleep(0.5)
-            share, revision, _ = await share_of(fleet, worker)
-    before, now, reasons = share, revision, []
+    before, revision = await settled_share(fleet, worker)
+    share, now, reasons = before, revision, []
     async with slowed_fourfold(fleet.stack()["processes"][worker]["pid"]), asyncio.timeout(40.0):
         while now == revision or share > before - 0.1:
             await asyncio.sleep(0.5)
@@ -92,16 +101,17 @@ async def slow_down(fleet: RunningFleet, worker: str) -> tuple[int, list[str]]:
 
 
 async def test_a_worker_slowed_fourfold_loses_share_within_two_tables(pair: RunningFleet) -> None:
-    """The machine is shared, and a look at the table takes a second of it: too many tables must be so twice."""
+    """The machine is shared: too many tables, or a share lost for another reason, must be so twice."""
     async with load(pair.url) as statuses:
         await asyncio.sleep(8.0)
         for _ in range(2):
             num_tables, reasons = await slow_down(pair, "decode-1")
-            if num_tables <= 2:
+            is_named = any("decode-1 slowed: service" in reason for reason in reasons)
+            if num_tables <= 2 and is_named:
                 break
 
     assert num_tables <= 2
-    assert any("decode-1 slowed: service" in reason for reason in reasons)
+    assert is_named, reasons
     assert set(statuses) == {200}
 
 

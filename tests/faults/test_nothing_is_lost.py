@@ -18,6 +18,8 @@ pytestmark = pytest.mark.e2e
 MODEL = "omnifleet-vlm"
 MAX_TOKENS = 96
 MAX_PAUSE_S = 10.0
+#: Where two cores are the fleet's own, no stream pauses longer when nothing breaks; a slower machine has more time.
+QUIET_PAUSE_S = 3.0
 #: Breaks something while the load runs.
 Fault = Callable[[], Awaitable[None]]
 #: Most requests are past their first token by then, and none is done.
@@ -48,28 +50,29 @@ async def assert_nothing_is_lost(
     """Run the load, break something in the middle, compare with the undisturbed run; returns repeated requests.
 
     `aim` is awaited before the load and finds what to hit. The machine is shared: a pause that is too long must be so
-    twice. Nothing may be lost in either run.
+    twice, by the measure of what the undisturbed run took there. Nothing may be lost in either run.
     """
+    before_s = max(outcome.longest_gap_s for outcome in undisturbed)
+    max_pause_s = MAX_PAUSE_S * max(1.0, before_s / QUIET_PAUSE_S)
     for _ in range(2):
-        pause_s, repeated = await disturbed_run(fleet, undisturbed, await aim())
-        if pause_s <= MAX_PAUSE_S:
+        longest_s, repeated = await disturbed_run(fleet, undisturbed, await aim())
+        print(f"longest pause {longest_s:.1f} s, {before_s:.1f} s undisturbed; {repeated} requests had a step repeated")
+        if longest_s - before_s <= max_pause_s:
             break
-    assert pause_s <= MAX_PAUSE_S
+    assert longest_s - before_s <= max_pause_s
     return repeated
 
 
 async def disturbed_run(fleet: RunningFleet, undisturbed: list[Outcome], disturb: Fault) -> tuple[float, int]:
-    """One run: seconds of the longest pause beyond the undisturbed one, and how many requests had a step repeated."""
+    """One run: seconds of the longest pause, and how many requests had a step repeated."""
     outcomes = await run_load(fleet.url, bodies(MODEL, MAX_TOKENS, pictures=True), disturb)
 
     assert len(outcomes) == NUM_REQUESTS
     longest_s = max(outcome.longest_gap_s for outcome in outcomes)
     repeated = await asyncio.to_thread(num_repeated, fleet, outcomes)
-    before_s = max(outcome.longest_gap_s for outcome in undisturbed)
-    print(f"longest pause {longest_s:.1f} s, {before_s:.1f} s undisturbed; {repeated} requests had a step repeated")
     assert [outcome.text for outcome in outcomes] == [outcome.text for outcome in undisturbed]
     assert [outcome.num_tokens for outcome in outcomes] == [outcome.num_tokens for outcome in undisturbed]
-    return longest_s - before_s, repeated
+    return longest_s, repeated
 
 
 async def hit_vision(pid: int, number: signal.Signals) -> None:
