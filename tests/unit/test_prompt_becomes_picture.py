@@ -242,14 +242,14 @@ async def test_a_picture_whose_client_left_takes_no_more_steps() -> None:
 async def test_a_killed_workers_picture_is_made_again_and_nothing_goes_back() -> None:
     async with picture_fleet(ScriptedModel({})) as fleet:
         undisturbed = events_of((await post(fleet, stream=True, partial_images=3, steps=40)).text)
-        slow = WatchedModel(cost_s=0.03)
+        slow = WatchedModel(cost_s=0.02)
         await fleet.painters.pop().kill()
         first = await fleet.painter(slow)
         asking = asyncio.create_task(post(fleet, stream=True, partial_images=3, steps=40))
         await eventually(lambda: len(slow.passes) >= 25)
         fleet.painters.remove(first)
         await first.kill()
-        second = WatchedModel(cost_s=0.02)
+        second = WatchedModel(cost_s=0.005)
         await fleet.painter(second)
         fleet.broker.redeliver()
         disturbed = events_of((await asking).text)

@@ -145,11 +145,11 @@ async def test_prompt_and_output_must_fit_the_context(
 @pytest.mark.parametrize(
     "messages",
     [
-        [{"role": "user", "content": "a" * 20_000_000}],
-        [{"role": "user", "content": [{"type": "text", "text": "a" * 20_000_000}]}],
-        [{"role": "user", "content": ""}] * 500_000,
-        [{"role": "user", "content": [{"type": "text", "text": ""}] * 500_000}],
-        [{"role": "assistant", "tool_calls": [{"a": ["b" * 10_000_000, {"c" * 10_000_000: 1}]}]}],
+        [{"role": "user", "content": "a" * 5_000_000}],
+        [{"role": "user", "content": [{"type": "text", "text": "a" * 5_000_000}]}],
+        [{"role": "user", "content": ""}] * 100_000,
+        [{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}],
+        [{"role": "assistant", "tool_calls": [{"a": ["b" * 2_500_000, {"c" * 2_500_000: 1}]}]}],
     ],
 )
 async def test_text_that_cannot_fit_is_never_rendered(
@@ -167,7 +167,7 @@ async def test_text_that_cannot_fit_is_never_rendered(
 async def test_completion_that_cannot_fit_is_never_tokenized(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedPromptEngine, "completion_ids", None)
 
-    refused = await run({"model": "vlm", "prompt": "a" * 20_000_000}, route="completion")
+    refused = await run({"model": "vlm", "prompt": "a" * 5_000_000}, route="completion")
 
     assert isinstance(refused, ContextLengthError)
     assert refused.param == "prompt"

@@ -23,11 +23,10 @@ def _one_tensor_each(kind: str, media: Sequence[ImageEmbeds], tensors: Sequence[
 
 def _embeds_and_grids(kind: str, media: Sequence[ImageEmbeds], tensors: Sequence[Any]) -> Any:
     """Positions in time, height and width follow from the grids: vLLM computes them."""
-    import torch
-
     grids = [one.grid for one in media]
     if None in grids:
         raise EngineError(f"one {kind} came without its grid of patches")
+    import torch
 
     return {f"{kind}_embeds": torch.cat(list(tensors)), f"{kind}_grid_thw": torch.tensor(grids)}
 
