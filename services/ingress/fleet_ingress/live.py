@@ -153,7 +153,7 @@ class LiveRequest:
             created_unix_s=self.created_unix_s,
             finished_unix_s=self.ended_unix_s,
             first_token_unix_s=self.first_token_unix_s,
-            num_resubmissions=self.state.generation,
+            num_resubmissions=self.state.num_resubmissions,
             usage=None if usage is None else RequestUsage(**msgspec.structs.asdict(usage)),
             error=None
             if failure is None

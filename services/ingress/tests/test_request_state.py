@@ -303,6 +303,28 @@ def test_root_lost_after_a_resubmission_counts_again() -> None:
     assert given_up[0].failure.status == 503
 
 
+def test_resubmission_outranks_repairs_of_repairs() -> None:
+    """Decode of generation 1 is at twice the stride; what it and then the encoder ran again is in reach of the next."""
+    state = new_state()
+    tell(state, RootLost(attempt=attempt(PRE)))
+    repaired = 2 * RESUBMIT_STRIDE + 2
+
+    first, _ = tell(state, RootLost(attempt=attempt(PRE, epoch=repaired)))
+    again = tell(state, RootLost(attempt=attempt(PRE, epoch=repaired, delivery=2)))
+
+    assert isinstance(first, Resubmit) and first.epoch > repaired
+    assert [Reply(Confirm(status="accepted"))] == again
+    assert state.num_resubmissions == 2
+
+
+def test_silence_is_ended_above_everything_heard_of() -> None:
+    state = new_state(after=20.0)
+    tell(state, RootLost(attempt=attempt(PRE)))
+    tell(state, Started(attempt=attempt(ENC, epoch=5 * RESUBMIT_STRIDE + 1), seq=0), now_s=1.0)
+
+    assert [Resubmit(epoch=6 * RESUBMIT_STRIDE, reason="silence")] == state.on_tick(21.0)
+
+
 def test_client_that_leaves_cancels_the_work_and_late_ends_are_gone() -> None:
     state = new_state()
 

@@ -120,6 +120,7 @@ class RequestState:
     running: set[StepId] = field(default_factory=set)
     log: AttemptLog = field(default_factory=AttemptLog)
     generation: int = 0
+    num_resubmissions: int = 0
     num_resends: int = 0
     end: End | None = None
     ended_by: tuple[StepId, Fence] | None = None
@@ -186,7 +187,7 @@ class RequestState:
         if now_s >= self.deadline_s:
             return self._finish_with(End(failure=_DEADLINE), cancel="deadline")
         is_silent = bool(self.running) and now_s - self.last_move_s >= self.policy.resubmit_after_s
-        if is_silent and self.generation < self.policy.max_resubmissions:
+        if is_silent and self.num_resubmissions < self.policy.max_resubmissions:
             return [self._resubmit("silence", now_s)]
         return []
 
@@ -282,14 +283,17 @@ class RequestState:
 
     def _on_root_lost(self, message: RootLost, now_s: float) -> list[Effect]:
         accepted = Reply(Confirm(status="accepted"))
-        if self._generation_of(message.attempt) < self.generation:
+        if self._generation_of(message.attempt.step_id, message.attempt.epoch) < self.generation:
             return [accepted]
-        if self.generation >= self.policy.max_resubmissions:
+        if self.num_resubmissions >= self.policy.max_resubmissions:
             return [*self._finish_with(End(failure=_ROOT_LOST), cancel="root_lost"), accepted]
         return [self._resubmit("root_lost", now_s), accepted]
 
     def _resubmit(self, reason: str, now_s: float) -> Resubmit:
-        self.generation += 1
+        """At an epoch above all that was heard of: repairs of repairs rise beyond the stride of their generation."""
+        heard = [self._generation_of(step_id, epoch) for step_id, (epoch, _) in self.fences.items()]
+        self.generation = max(self.generation, *heard, 0) + 1
+        self.num_resubmissions += 1
         self.last_move_s = now_s
         self.running.clear()
         return Resubmit(epoch=self.generation * RESUBMIT_STRIDE, reason=reason)
@@ -310,12 +314,12 @@ class RequestState:
         wanted = num_tokens + (0,) * (len(self.choices) - len(num_tokens))
         return not num_tokens or wanted == tuple(len(choice.token_ids) for choice in self.choices)
 
-    def _generation_of(self, attempt: Attempt) -> int:
-        """Which resubmission an attempt descends from: a step's epoch is the sum of those of its inputs."""
+    def _generation_of(self, step_id: StepId, epoch: int) -> int:
+        """Which resubmission an attempt descends from, or a later one: its epoch is at least the sum of its inputs'."""
         weights: dict[StepId, int] = {}
         for step in self.plan.steps:
             weights[step.step_id] = sum(weights.get(need, 0) for need in step.needs) or 1
-        return attempt.epoch // (RESUBMIT_STRIDE * weights.get(attempt.step_id, 1))
+        return epoch // (RESUBMIT_STRIDE * weights.get(step_id, 1))
 
 
 def _refusal(message: WorkerMessage, status: str, fence_epoch: int | None = None) -> list[Effect]:
