@@ -45,7 +45,7 @@ test-unit: setup  ## Unit tests: no network, no torch, under 30 s
 
 test-integration: setup  ## Against a real nats-server and every network store
 	@deploy/install-mooncake-libs.sh
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest -n logical --dist loadfile tests/integration
 
 test-e2e: setup  ## Real models, whole fleets, faults
 	$(BIN)/python -m pytest -m models contracts/tests libs models/tests services

@@ -36,36 +36,43 @@ def steps_of(http_url: str, request_id: str) -> list[dict[str, Any]]:
     return steps
 
 
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-async def test_one_key_is_one_execution_though_its_worker_is_killed(real_fleet: RunningFleet, is_stream: bool) -> None:
+async def test_one_key_is_one_execution_though_its_worker_is_killed(real_fleet: RunningFleet) -> None:
+    """Two keys at once: of a whole answer and of a stream."""
     victims = [worker["pid"] for worker in await asyncio.to_thread(real_fleet.wait_workers, "decode", 2)]
-    headers = {"idempotency-key": f"story-{is_stream}"}
-    body = {**BODY, "stream": is_stream}
     before = await asyncio.to_thread(num_executed, real_fleet.url)
+    tasks: dict[bool, list[asyncio.Task[httpx.Response]]] = {False: [], True: []}
 
     async with (
-        httpx.AsyncClient(base_url=real_fleet.url, timeout=120) as http,
+        httpx.AsyncClient(base_url=real_fleet.url, timeout=120, limits=httpx.Limits(max_connections=100)) as http,
         asyncio.TaskGroup() as group,
     ):
 
-        async def send() -> httpx.Response:
-            return await http.post("/v1/chat/completions", json=body, headers=headers)
+        def send(num: int) -> None:
+            for is_stream, sent in tasks.items():
+                headers, body = {"idempotency-key": f"story-{is_stream}"}, {**BODY, "stream": is_stream}
+                for _ in range(num):
+                    sent.append(group.create_task(http.post("/v1/chat/completions", json=body, headers=headers)))
 
-        tasks = [group.create_task(send()) for _ in range(25)]
+        send(25)
         await asyncio.sleep(UNDER_WAY_S)
         # All of them, so that the one at work is among them.
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
-        tasks += [group.create_task(send()) for _ in range(15)]
-        await tasks[0]
-        tasks += [group.create_task(send()) for _ in range(10)]
+        send(15)
+        await asyncio.gather(tasks[False][0], tasks[True][0])
+        send(10)
 
-    answers = [task.result() for task in tasks]
+    for sent in tasks.values():
+        await assert_one_execution(real_fleet, [task.result() for task in sent])
+    assert await asyncio.to_thread(num_executed, real_fleet.url) == before + 2
+    await asyncio.to_thread(real_fleet.wait_workers, "decode", 2)
+
+
+async def assert_one_execution(fleet: RunningFleet, answers: list[httpx.Response]) -> None:
+    """50 equal answers of one request, whose decode step ran again."""
     assert len(answers) == 50
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.content for answer in answers}) == 1
     assert len({answer.headers["x-fleet-request-id"] for answer in answers}) == 1
-    assert await asyncio.to_thread(num_executed, real_fleet.url) == before + 1
-    steps = await asyncio.to_thread(steps_of, real_fleet.url, answers[0].headers["x-fleet-request-id"])
+    steps = await asyncio.to_thread(steps_of, fleet.url, answers[0].headers["x-fleet-request-id"])
     assert any(step["stage"] == "decode" and (step["delivery"] > 1 or step["epoch"] > 0) for step in steps), steps
-    await asyncio.to_thread(real_fleet.wait_workers, "decode", 2)

@@ -101,34 +101,27 @@ def own_prompt(folder: Path, family: str, parts: Sequence[ChatPart], encoded: En
 
 
 async def through_vllm(folder: Path, family: str, prompts: Sequence[OwnPrompt]) -> list[tuple[list[int], int]]:
-    """Answer and length of each prompt, as vLLM makes them with its own tower: an engine per kind of media."""
-    answers: dict[int, tuple[list[int], int]] = {}
-    for kind in dict.fromkeys(prompt.kind for prompt in prompts):
-        own: dict[str, Any] = {
-            "max_model_len": CONTEXT_TOKENS,
-            "enable_mm_embeds": False,
-            "limit_mm_per_prompt": {one: 3 if one == kind else 0 for one in FAMILIES[family].media},
-        }
-        if kind == "video":
-            # Frames have their size, and vLLM normalises on its device: without torchvision nothing else could be done.
-            as_they_are = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
-            own["mm_processor_kwargs"] = {**FAMILIES[family].processor_kwargs, **as_they_are}
-        engine = VllmEngine(str(folder), slots=4, engine_args=own)
-        await engine.start()
-        try:
-            for number, prompt in enumerate(prompts):
-                if prompt.kind == kind:
-                    answers[number] = await own_answer(engine, prompt, str(number))
-        finally:
-            await engine.close()
-    return [answers[number] for number in sorted(answers)]
+    """Answer and length of each prompt, as vLLM makes them with its own tower."""
+    kinds = {prompt.kind for prompt in prompts}
+    limits = {kind: 3 if kind in kinds else 0 for kind in FAMILIES[family].media}
+    own = {"max_model_len": CONTEXT_TOKENS, "enable_mm_embeds": False, "limit_mm_per_prompt": limits}
+    engine = VllmEngine(str(folder), slots=4, engine_args=own)
+    await engine.start()
+    try:
+        return [await own_answer(engine, family, prompt, str(number)) for number, prompt in enumerate(prompts)]
+    finally:
+        await engine.close()
 
 
-async def own_answer(engine: VllmEngine, prompt: OwnPrompt, name: str) -> tuple[list[int], int]:
+async def own_answer(engine: VllmEngine, family: str, prompt: OwnPrompt, name: str) -> tuple[list[int], int]:
     """Of one prompt, greedily."""
     from vllm.sampling_params import SamplingParams
 
     given: Any = {"prompt_token_ids": prompt.ids, "multi_modal_data": {prompt.kind: prompt.items}}
+    if prompt.kind == "video":
+        # Frames have their size, and vLLM normalises on its device: without torchvision nothing else could be done.
+        as_they_are = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
+        given["mm_processor_kwargs"] = {**FAMILIES[family].processor_kwargs, **as_they_are}
     sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
     last: Any = None
     async for output in engine._started().llm.generate(given, sampling, name):
