@@ -41,7 +41,7 @@ check: setup  ## Lint, types, import rules, drift of contracts and locks
 test: setup test-unit test-integration test-e2e  ## All tests: unit, integration (real servers), end to end (real models)
 
 test-unit: setup  ## Unit tests: no network, no torch, under 30 s
-	$(BIN)/python -m pytest -n logical -m "not integration and not e2e and not models"
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not integration and not e2e and not models"
 
 test-integration: setup  ## Against a real nats-server and every network store
 	@deploy/install-mooncake-libs.sh

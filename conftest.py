@@ -11,8 +11,11 @@ import pytest
 # Every HTTP client that a test opens would read the certificate bundle again: 30 ms, and none of them speaks TLS.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+gc.disable()
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What collection has loaded stays to the end: without this the collector walks over it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -26,6 +26,9 @@ app.add_typer(models_app, name="models")
 pipelines_app = typer.Typer(help="Files of pipelines.", no_args_is_help=True)
 app.add_typer(pipelines_app, name="pipelines")
 
+#: Columns of a table that is no terminal's.
+_PIPED_WIDTH = 200
+
 
 class Connector(StrEnum):
     """Network stores that `fleet up` can start."""
@@ -126,7 +129,9 @@ def status(
     if as_json:
         print(show_json(found))
     else:
-        show(found, Console())
+        console = Console()
+        # Whoever pipes it looks for names: they are cut to fit a terminal only.
+        show(found, console if console.is_terminal else Console(width=_PIPED_WIDTH))
 
 
 @app.command("tap")

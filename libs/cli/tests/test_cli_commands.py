@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pydantic
 import pytest
+from rich.table import Table
 
-from fleet_cli import bus_commands, tap
+from fleet_cli import app, bus_commands, tap
 from fleet_cli.__main__ import settings_fault
 from fleet_cli.errors import CliError
 from fleet_cli.status import pools, read
@@ -166,3 +167,18 @@ def test_free_ports_are_all_different() -> None:
 def test_status_passes_over_entries_it_cannot_read() -> None:
     assert read(codec.decode_registry_entry, b"\x80\x04 of a stranger") is None
     assert read(codec.decode_task, codec.encode(TASK)) == TASK
+
+
+def test_status_that_is_piped_cuts_no_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def nothing_read(spec: object) -> None:
+        return None
+
+    name = "preprocess-all-minilm-l6-v2-d2ab48"
+    monkeypatch.setattr(app, "find_fleet", lambda run_dir: None)
+    monkeypatch.setattr(app, "read_status", nothing_read)
+    monkeypatch.setattr(app, "show", lambda found, console: console.print(Table("worker", name, *[name] * 3)))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    app.status(None)
+
+    assert capsys.readouterr().out.count(name) == 4
