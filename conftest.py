@@ -16,6 +16,7 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 _plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _plain])
 
+# Until all is collected: what is loaded meanwhile stays.
 gc.disable()
 
 

@@ -25,14 +25,14 @@ def test_true_renders_are_recognised(shape):
 
 def test_pictures_of_another_renderer_are_recognised():
     rng = random.Random(11)
-    drawn = [scenes.random_scene(rng) for _ in range(12)]
+    drawn = [scenes.random_scene(rng) for _ in range(40)]
     right = []
     for scene in drawn:
         figure = scene.figures[0]
         wanted = OneShape(figure.kind, figure.colour, scene.background)
         right.append(judge(np.asarray(scenes.render(scene))).seen == wanted)
 
-    assert sum(right) >= 9  # it draws triangles of other proportions, some very small
+    assert sum(right) >= 32  # it draws triangles of other proportions, some very small
 
 
 def test_a_blob_is_no_shape():

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from fleet_contracts.decode import DecodeParams
-from fleet_decode.engine.families import FAMILIES
+from fleet_decode.engine.families import FAMILIES, VIDEO_AS_IT_IS
 from fleet_decode.engine.vllm import VllmEngine
 from fleet_decode.worker import DecodeEngine
 from tests.support.audio_files import Samples
@@ -119,9 +119,8 @@ async def own_answer(engine: VllmEngine, family: str, prompt: OwnPrompt, name: s
 
     given: Any = {"prompt_token_ids": prompt.ids, "multi_modal_data": {prompt.kind: prompt.items}}
     if prompt.kind == "video":
-        # Frames have their size, and vLLM normalises on its device: without torchvision nothing else could be done.
-        as_they_are = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
-        given["mm_processor_kwargs"] = {**FAMILIES[family].processor_kwargs, **as_they_are}
+        # Frames have their size, and vLLM normalises on its device.
+        given["mm_processor_kwargs"] = {**FAMILIES[family].processor_kwargs, **VIDEO_AS_IT_IS}
     sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
     last: Any = None
     async for output in engine._started().llm.generate(given, sampling, name):

@@ -36,7 +36,7 @@ def test_a_long_sentence_is_cut_after_a_clause_else_between_words_else_anywhere(
     assert sentences("x" * 50, 20) == ("x" * 20, "x" * 20, "x" * 10)
 
 
-@given(st.text(max_size=150), st.integers(20, 60))
+@given(st.text(max_size=300), st.integers(20, 60))
 def test_no_letter_is_lost_and_no_piece_is_too_long(text: str, max_chars: int) -> None:
     pieces = sentences(text, max_chars)
 

@@ -56,15 +56,15 @@ class DecodeFamily:
 # which they would not choose by themselves beside the guard's stand-ins (`backend` would be clearer, but reaches video
 # processors too, which have no such form).
 _PIL = {"use_fast": False}
-# The made-up video has the tower's size already: nothing is left for torchvision to do.
-_VIDEO_AS_IT_IS = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
+#: For a video that has the tower's size already, as the made-up one: nothing is left for torchvision to do.
+VIDEO_AS_IT_IS = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), False)
 
 #: `model_type` -> adapter.
 FAMILIES: Mapping[str, DecodeFamily] = {
     "llava": DecodeFamily(processor_kwargs=_PIL),
     "qwen2_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL, has_videos=True),
     "qwen2_5_vl": DecodeFamily(("image", "video"), _embeds_and_grids, _PIL, has_videos=True),
-    "internvl": DecodeFamily(("image", "video"), processor_kwargs={**_PIL, "videos_kwargs": _VIDEO_AS_IT_IS}),
+    "internvl": DecodeFamily(("image", "video"), processor_kwargs={**_PIL, "videos_kwargs": VIDEO_AS_IT_IS}),
     "qwen2_audio": DecodeFamily(("audio",)),
 }
 

@@ -263,8 +263,8 @@ def _placed(request: EngineRequest, facts: ModelFacts, family: DecodeFamily) -> 
     for token_id in dict.fromkeys(facts.token_id(one.kind) for one in request.images):
         here = [one for one in request.images if facts.token_id(one.kind) == token_id]
         ids = collapse(ids, token_id, [one.array.shape[0] for one in here])
-        is_video = [family.handed_as(one.kind) == "video" for one in here]
-        if any(is_video) and facts.video_token_id is not None:
+        if facts.video_token_id is not None:
+            is_video = [family.handed_as(one.kind) == "video" for one in here]
             ids = replace_some(ids, token_id, facts.video_token_id, is_video)
     return ids
 

@@ -292,7 +292,7 @@ class RequestState:
     def _resubmit(self, reason: str, now_s: float) -> Resubmit:
         """At an epoch above all that was heard of: repairs of repairs rise beyond the stride of their generation."""
         heard = [self._generation_of(step_id, epoch) for step_id, (epoch, _) in self.fences.items()]
-        self.generation = max(self.generation, *heard, 0) + 1
+        self.generation = max([self.generation, *heard]) + 1
         self.num_resubmissions += 1
         self.last_move_s = now_s
         self.running.clear()
