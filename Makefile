@@ -67,7 +67,7 @@ bench: setup  ## Every figure; build/bench.json (a part: make bench-NAME)
 bench-%: setup
 	@$(BIN)/python -m loadtests.bench $*
 
-train-vision: setup  ## Train the vision tower and the adapter again (seeded, an hour on two idle cores; goes on where it stopped)
+train-vision: setup  ## Train the vision tower and the adapter again (seeded, an hour on two cores; goes on where it stopped)
 	@$(PIP) install --require-hashes --no-deps -r requirements/fonts.txt
 	@$(BIN)/python -m fleet_models.train_language --seed 0 --out models/weights & language=$$!; \
 	$(BIN)/python -m fleet_models.train_vision --seed 0 --out models/weights && wait $$language

@@ -2,9 +2,10 @@
 
 import os
 import random
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fleet_models.colours import COLOURS
 from fleet_models.drawing import random_drawing, render
 from fleet_models.scenes import KINDS, MAX_ITEMS, random_scene
 from fleet_models.tower import IMAGE_SIDE_PX
+from fleet_models.training import say
 
 SCENES_PER_CHUNK = 500
 MAP_SIDE = 56
@@ -36,44 +38,24 @@ class Pictures:
     backgrounds: Any
 
 
-class ChunkStore:
-    """Renders chunks in the background; a chunk depends on seed and number alone, and is rendered once."""
+def load_chunks(cache: Path, seed: int, num_chunks: int) -> list[Pictures]:
+    """Scenes by chunks, each rendered once into `cache`; a chunk depends on seed and number alone."""
+    import numpy as np
 
-    def __init__(self, folder: Path, seed: int, num_processes: int) -> None:
-        """Keep chunks in `folder`; those already there are used again."""
-        self._folder = folder / f"scenes-{VERSION}-{seed}"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._seed = seed
-        self._pool = ProcessPoolExecutor(num_processes)
-        self._pending: dict[int, Future[None]] = {}
-
-    def request(self, chunks: range) -> None:
-        """Start to render the chunks that are not there."""
-        for chunk in chunks:
-            if chunk not in self._pending and not self._label_path(chunk).exists():
-                paths = str(self._pixel_path(chunk)), str(self._label_path(chunk))
-                self._pending[chunk] = self._pool.submit(_render_chunk, f"{self._seed}/{chunk}", *paths)
-
-    def load(self, chunk: int) -> Pictures:
-        """A chunk; waits until it is rendered."""
-        import numpy as np
-
-        self.request(range(chunk, chunk + 1))
-        if chunk in self._pending:
-            self._pending.pop(chunk).result()
-        pixels = np.load(self._pixel_path(chunk), mmap_mode="r")
-        with np.load(self._label_path(chunk)) as labels:
-            return Pictures(pixels=pixels, **{name: labels[name] for name in labels.files})
-
-    def close(self) -> None:
-        """Stop rendering."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _pixel_path(self, chunk: int) -> Path:
-        return self._folder / f"{chunk}.npy"
-
-    def _label_path(self, chunk: int) -> Path:
-        return self._folder / f"{chunk}.npz"
+    folder = cache / f"scenes-{VERSION}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [(folder / f"{chunk}.npy", folder / f"{chunk}.npz") for chunk in range(num_chunks)]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+        missing = [chunk for chunk, (_, labels) in enumerate(paths) if not labels.exists()]
+        rendered = [pool.submit(_render_chunk, f"{seed}/{chunk}", *map(str, paths[chunk])) for chunk in missing]
+        for number, future in enumerate(rendered, 1):
+            future.result()
+            say(f"rendered {number}/{len(rendered)} x {SCENES_PER_CHUNK} scenes")
+    found = []
+    for pixels, label_path in paths:
+        with np.load(label_path) as labels:
+            found.append(Pictures(np.load(pixels, mmap_mode="r"), **{name: labels[name] for name in labels.files}))
+    return found
 
 
 def _render_chunk(seed: str, pixel_path: str, label_path: str) -> None:

@@ -19,7 +19,7 @@ from fleet_models.scenes import Scene, random_scene
 from fleet_models.small_talk import PROMPTS
 from fleet_models.smollm2 import BOS_TOKEN, EOS_TOKEN, prepare_smollm2
 from fleet_models.summary import summary_words
-from fleet_models.training import Run, best_dtype, rate_at, resume, save_state, say
+from fleet_models.training import Run, best_dtype, rate_at, resume, save_state, say, use_idle_cores
 
 IGNORED = -100
 SAVE_EVERY_STEPS = 20
@@ -36,7 +36,6 @@ class Settings:
     num_steps: int
     rows_per_step: int
     max_learning_rate: float
-    num_threads: int
 
 
 @dataclass(slots=True)
@@ -147,9 +146,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rows", type=int, default=3, help="rows per step")
     parser.add_argument("--max-learning-rate", type=float, default=2e-3)
-    parser.add_argument("--threads", type=int, default=1, help="1 is faster where others use the cores")
     args = parser.parse_args()
-    settings = Settings(args.seed, args.steps, args.rows, args.max_learning_rate, args.threads)
+    settings = Settings(args.seed, args.steps, args.rows, args.max_learning_rate)
     train(settings, args.cache, args.out)
 
 
@@ -159,7 +157,7 @@ def train(settings: Settings, cache: Path, out: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import LlamaForCausalLM
 
-    torch.set_num_threads(settings.num_threads)
+    torch.set_num_threads(1)  # more as soon as cores are idle
     torch.manual_seed(settings.seed)
     folder = prepare_smollm2(cache, say)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -216,6 +214,7 @@ def _run_steps(settings: Settings, model: Any, trained: Any, teacher: Teacher, s
             say(f"step {step}/{settings.num_steps} loss {loss.item():.4f} {spent_s:.0f} s")
         if step % SAVE_EVERY_STEPS == 0:
             save_state(state_path, settings, (step, spent_s), run)
+            use_idle_cores()
     return spent_s
 
 

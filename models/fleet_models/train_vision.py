@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleet_models.pictures import SCENES_PER_CHUNK, ChunkStore
+from fleet_models.pictures import SCENES_PER_CHUNK, Pictures, load_chunks
 from fleet_models.smollm2 import prepare_smollm2
 from fleet_models.targets import Batch, Vocabulary, load_vocabulary, make_batch, score, summary_loss
 from fleet_models.tower import (
@@ -27,7 +27,17 @@ from fleet_models.tower import (
     normalise,
     start_patch_embedding,
 )
-from fleet_models.training import Run, autocast, best_dtype, build_optimizers, rate_at, resume, save_state, say
+from fleet_models.training import (
+    Run,
+    autocast,
+    best_dtype,
+    build_optimizers,
+    rate_at,
+    resume,
+    save_state,
+    say,
+    use_idle_cores,
+)
 
 HELD_OUT_SEED_OFFSET = 10_000
 HELD_OUT_CHUNKS = 1
@@ -47,8 +57,6 @@ class Settings:
     num_steps: int
     batch_size: int
     max_learning_rate: float
-    num_processes: int
-    num_threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +75,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--cache", type=Path, default=Path("models/cache"), help="folder of models, scenes and states")
     parser.add_argument("--chunks", type=int, default=64, help=f"of {SCENES_PER_CHUNK} scenes")
-    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--steps", type=int, default=3_600)
     parser.add_argument("--batch-size", type=int, default=96)
     parser.add_argument("--max-learning-rate", type=float, default=1e-3)
-    parser.add_argument("--threads", type=int, default=1, help="1 is faster where others use the cores")
     parser.add_argument("--start-from", type=Path, help="weights of an earlier run, to train on from")
     args = parser.parse_args()
     settings = Settings(
@@ -79,8 +86,6 @@ def main() -> None:
         num_steps=args.steps,
         batch_size=args.batch_size,
         max_learning_rate=args.max_learning_rate,
-        num_processes=1,
-        num_threads=args.threads,
     )
     train(settings, args.cache, args.out, start_from=args.start_from)
 
@@ -93,19 +98,14 @@ def train(settings: Settings, cache: Path, out: Path, *, start_from: Path | None
     import torch
 
     vocabulary = load_vocabulary(prepare_smollm2(cache, say))
-    torch.set_num_threads(settings.num_threads)
+    torch.set_num_threads(1)  # more as soon as cores are idle
     torch.manual_seed(settings.seed)
     modules = build_modules()
     if start_from is not None:
         load_weights(modules, start_from)
-    store = ChunkStore(cache, settings.seed, settings.num_processes)
-    held_out_store = ChunkStore(cache, settings.seed + HELD_OUT_SEED_OFFSET, 1)
-    held_out = make_batch([held_out_store.load(i) for i in range(HELD_OUT_CHUNKS)], None, vocabulary)
-    try:
-        time_s = _run_steps(settings, modules, vocabulary, (store, held_out), cache / "vision-state.pt")
-    finally:
-        store.close()
-        held_out_store.close()
+    chunks = load_chunks(cache, settings.seed, settings.num_chunks)
+    held_out = make_batch(load_chunks(cache, settings.seed + HELD_OUT_SEED_OFFSET, HELD_OUT_CHUNKS), None, vocabulary)
+    time_s = _run_steps(settings, modules, vocabulary, (chunks, held_out), cache / "vision-state.pt")
     save_weights(modules, out)
     report = {
         "seed": settings.seed,
@@ -144,12 +144,12 @@ def build_modules() -> Modules:
 
 
 def _run_steps(
-    settings: Settings, modules: Modules, vocabulary: Vocabulary, data: tuple[ChunkStore, Batch], state_path: Path
+    settings: Settings, modules: Modules, vocabulary: Vocabulary, data: tuple[list[Pictures], Batch], state_path: Path
 ) -> float:
     """Optimise; returns the seconds spent. The state is saved every SAVE_EVERY_STEPS."""
     import torch
 
-    store, held_out = data
+    chunks, held_out = data
     trained = torch.nn.ModuleList([modules.tower, modules.projector, modules.heads])
     rate, num_steps = settings.max_learning_rate, settings.num_steps
     optimizers = build_optimizers(trained, rate)
@@ -157,13 +157,8 @@ def _run_steps(
     generator = torch.Generator().manual_seed(settings.seed)
     first, spent_s = resume(state_path, settings, Run(trained, optimizers, schedules, generator))
     dtype = best_dtype()
-    chunks: list[Any] = []
     started_s = time.monotonic() - spent_s
     for step in range(first + 1, num_steps + 1):
-        # Chunks join as they are drawn: the first steps need not wait for the last chunks.
-        wanted = min(settings.num_chunks, 4 + step // 20)
-        store.request(range(len(chunks), min(settings.num_chunks, wanted + 4)))
-        chunks += [store.load(i) for i in range(len(chunks), wanted)]
         batch = _draw_batch(chunks, settings.batch_size, generator, vocabulary)
         loss = _batch_loss(batch, modules, vocabulary, dtype)
         trained.zero_grad()
@@ -178,10 +173,11 @@ def _run_steps(
                 save_state(state_path, settings, (step, spent_s), Run(trained, optimizers, schedules, generator))
                 line += f" held-out {held_out_scores(modules, held_out, vocabulary)}"
             say(line)
+            use_idle_cores()
     return time.monotonic() - started_s
 
 
-def _draw_batch(chunks: list[Any], batch_size: int, generator: Any, vocabulary: Vocabulary) -> Batch:
+def _draw_batch(chunks: list[Pictures], batch_size: int, generator: Any, vocabulary: Vocabulary) -> Batch:
     """Choose pictures; half of the shape scenes are mirrored."""
     import torch
 

@@ -15,12 +15,19 @@ def say(line: str) -> None:
 
 
 def best_dtype() -> Any:
-    """bfloat16 where the CPU multiplies it in hardware (several times faster), else float32."""
+    """bfloat16 where the CPU multiplies it in hardware (AMX: nine times float32, AVX512-BF16: three), else float32."""
     import torch
 
-    capability = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "")()
-    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    return torch.bfloat16 if has_tiles or "BF16" in str(capability).upper() else torch.float32
+    checks = (getattr(torch.cpu, name, bool) for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    return torch.bfloat16 if any(check() for check in checks) else torch.float32
+
+
+def use_idle_cores() -> None:
+    """Let torch use the cores that nobody else kept busy in the last minute, at least one."""
+    import torch
+
+    others = os.getloadavg()[0] - torch.get_num_threads()
+    torch.set_num_threads(max(1, round(len(os.sched_getaffinity(0)) - max(0.0, others))))
 
 
 def autocast(dtype: Any) -> Any:

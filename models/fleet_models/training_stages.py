@@ -44,17 +44,9 @@ def generator_for(seed: int, name: str, step: int) -> Any:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def compute_dtype() -> Any:
-    """bfloat16 where the processor multiplies it in hardware (AMX: some nine times float32), else float32."""
-    import torch
-
-    amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    return torch.bfloat16 if amx else torch.float32
-
-
 def autocast() -> Any:
     """The context in which losses are computed."""
-    return training.autocast(compute_dtype())
+    return training.autocast(training.best_dtype())
 
 
 def run_stage(stage: Stage, state_folder: Path) -> None:

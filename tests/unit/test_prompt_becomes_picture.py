@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from openai import AsyncOpenAI
 from PIL import Image
 
@@ -18,6 +19,7 @@ from fleet_common.errors import TensorNotFoundError
 from fleet_contracts import subjects
 from fleet_contracts.base import Stage
 from fleet_contracts.tensors import TensorRef
+from fleet_diffusion import worker
 from fleet_diffusion.engine.port import PictureInWork
 from fleet_diffusion.engine.scripted import ScriptedModel
 from fleet_ingress.testing.rig import eventually
@@ -99,8 +101,9 @@ async def test_the_openai_client_draws_and_streams() -> None:
     assert (shown["input_modalities"], shown["output_modalities"]) == (["text", "image"], ["image"])
 
 
-async def test_a_stream_tells_progress_that_only_rises() -> None:
-    async with picture_fleet(ScriptedModel({"cost_s": 0.03})) as fleet:
+async def test_a_stream_tells_progress_that_only_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_PROGRESS_S", 0.05)
+    async with picture_fleet(ScriptedModel({"cost_s": 0.006})) as fleet:
         answer = await post(fleet, stream=True, partial_images=1, n=2, steps=24)
 
     events = events_of(answer.text)
@@ -242,7 +245,7 @@ async def test_a_picture_whose_client_left_takes_no_more_steps() -> None:
 async def test_a_killed_workers_picture_is_made_again_and_nothing_goes_back() -> None:
     async with picture_fleet(ScriptedModel({})) as fleet:
         undisturbed = events_of((await post(fleet, stream=True, partial_images=3, steps=40)).text)
-        slow = WatchedModel(cost_s=0.02)
+        slow = WatchedModel(cost_s=0.008)
         await fleet.painters.pop().kill()
         first = await fleet.painter(slow)
         asking = asyncio.create_task(post(fleet, stream=True, partial_images=3, steps=40))

@@ -13,6 +13,7 @@ from fleet_common.errors import CancelledWorkError, EngineDeadError, EngineError
 from fleet_common.telemetry.names import WorkerMetrics
 from fleet_contracts.base import Modality, PriorityClass
 from fleet_contracts.diffusion import DiffusionParams
+from fleet_diffusion import worker
 from fleet_diffusion.core.limits import Caps
 from fleet_diffusion.core.steps import StepPolicy
 from fleet_diffusion.engine.port import PictureInWork
@@ -192,9 +193,10 @@ async def test_what_is_over_the_limits_never_reaches_the_model() -> None:
     assert model.passes == []
 
 
-async def test_progress_rises_and_is_told_now_and_then() -> None:
+async def test_progress_rises_and_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_PROGRESS_S", 0.05)
     sink = RecordingSink()
-    async with opened(ScriptedModel({"cost_s": 0.05})) as engine:
+    async with opened(ScriptedModel({"cost_s": 0.01})) as engine:
         await engine.run(picture_item("x", params("x", num_steps=16)), sink)
 
     assert 1 <= len(sink.ratios) < 16

@@ -203,6 +203,7 @@ async def test_lines_run_in_the_batch_class_whatever_they_ask_for() -> None:
     ],
 )
 async def test_a_file_that_is_no_batch_is_refused_at_creation(text: bytes, code: str, place: str) -> None:
+    """Case A34 and what else can be wrong with a file."""
     async with open_rig(max_job_lines=5) as rig, httpx.AsyncClient(base_url=rig.url) as http:
         file_id = (await upload(http, text)).json()["id"]
         body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}

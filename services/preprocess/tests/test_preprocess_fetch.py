@@ -93,6 +93,7 @@ async def test_allowed_origin_is_fetched(origin: EvilOrigin, fetcher: MediaFetch
 async def test_bad_origin_is_named_with_its_fault(
     origin: EvilOrigin, fetcher: MediaFetcher, path: str, words: str
 ) -> None:
+    """Case A33."""
     code, message = await refusal(fetcher, origin.url(path))
 
     assert code == "image_fetch_failed"

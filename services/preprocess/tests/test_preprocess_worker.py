@@ -276,6 +276,7 @@ def test_content_hash_tells_shapes_settings_and_revisions_apart() -> None:
 
 
 def test_content_hashes_of_many_images_do_not_collide() -> None:
+    """Case C18."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (20_000, 8, 8, 3), dtype=np.uint8)
 

@@ -54,6 +54,8 @@ async def test_any_ingress_tells_the_timeline(fleet: FleetProcesses) -> None:
 
 
 async def test_thirty_two_clients_that_leave_free_the_decoder_at_once(fleet: FleetProcesses) -> None:
+    """Case A21."""
+
     async def leave_after_two_events(http: httpx.AsyncClient) -> None:
         async with http.stream("POST", CHAT, json=body(stream=True, max_tokens=2000, ignore_eos=True)) as answer:
             num_bytes = 0

@@ -6,10 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import context, propagate, trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind
 
 from fleet_common.settings import TelemetrySettings
@@ -22,6 +18,12 @@ def setup_tracing(settings: TelemetrySettings, service: str) -> None:
     """Export spans to `otlp_endpoint`; without one, spans cost next to nothing and go nowhere. Call in `__main__`."""
     if not settings.otlp_endpoint:
         return
+    # Here, because the exporter takes longer to import than all the rest of most services.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     provider = TracerProvider(resource=Resource.create({"service.name": f"fleet-{service}"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_endpoint)))
     trace.set_tracer_provider(provider)
