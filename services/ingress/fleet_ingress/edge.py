@@ -24,7 +24,7 @@ DEFAULT_TENANT = "default"
 _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,200}$")
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 _ALLOW_HEADERS = b"authorization, content-type, x-request-id, x-fleet-timeout-s, idempotency-key"
-_EXPOSE_HEADERS = b"x-request-id, x-fleet-request-id, retry-after, idempotent-replayed"
+_EXPOSE_HEADERS = b"x-request-id, x-fleet-request-id, x-fleet-step-request-ids, retry-after, idempotent-replayed"
 _PREFLIGHT_AGE_S = b"600"
 
 

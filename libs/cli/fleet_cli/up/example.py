@@ -75,7 +75,7 @@ def audio_lines(url: str, hearing: str, speaking: str) -> list[str]:
     """Command lines that have a text read aloud, and written down again; "" for a model that is not served."""
     lines = []
     if speaking:
-        body = json.dumps({"model": speaking, "input": "Good morning, everyone.", "response_format": "wav"})
+        body = json.dumps({"model": speaking, "input": "What is the capital of France?", "response_format": "wav"})
         lines.append(f"curl {url}/v1/audio/speech -H 'Content-Type: application/json' -d '{body}' -o hello.wav")
     if hearing:
         lines.append(f"curl {url}/v1/audio/transcriptions -F model={hearing} -F file=@hello.wav")

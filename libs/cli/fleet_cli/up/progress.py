@@ -28,7 +28,7 @@ class Waiting:
 
 def describe(waiting: list[Waiting]) -> str:
     """`waiting for decode-0 (loading weights, 12 s), ingress (...)`."""
-    parts = [f"{entry.name} ({entry.detail}, {entry.waited_s:.0f} s)" for entry in waiting]
+    parts = [f"{entry.name} ({entry.detail.rstrip('.')}, {entry.waited_s:.0f} s)" for entry in waiting]
     return f"waiting for {', '.join(parts)}"
 
 
