@@ -27,8 +27,8 @@ from fleet_models.image_prompts import compose, plain_prompt
 from fleet_models.image_scenes import IMAGE_SIDE_PX, render_scenes
 from fleet_models.one_shape import OneShape, random_one_shape
 from fleet_models.train_image_parts import encode_all, save_first_parts, train_autoencoder, train_text_encoder
-from fleet_models.training import say
-from fleet_models.training_stages import Stage, autocast, generator_for, run_stage
+from fleet_models.training import autocast, say
+from fleet_models.training_stages import Stage, generator_for, run_stage
 
 GUIDANCE = 3.0
 NUM_INFERENCE_STEPS = 20

@@ -9,8 +9,8 @@ from fleet_models.image_model import build_text_encoder, build_tokenizer, build_
 from fleet_models.image_prompts import compose, fact_classes
 from fleet_models.one_shape import random_one_shape
 from fleet_models.scenes import SHAPES
-from fleet_models.training import say
-from fleet_models.training_stages import Stage, autocast, generator_for, run_stage
+from fleet_models.training import autocast, say
+from fleet_models.training_stages import Stage, generator_for, run_stage
 
 CROP_PX = 32
 LATENT_NOISE = 0.1

@@ -156,11 +156,10 @@ def _run_steps(
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, partial(rate_at, num_steps=num_steps)) for o in optimizers]
     generator = torch.Generator().manual_seed(settings.seed)
     first, spent_s = resume(state_path, settings, Run(trained, optimizers, schedules, generator))
-    dtype = best_dtype()
     started_s = time.monotonic() - spent_s
     for step in range(first + 1, num_steps + 1):
         batch = _draw_batch(chunks, settings.batch_size, generator, vocabulary)
-        loss = _batch_loss(batch, modules, vocabulary, dtype)
+        loss = _batch_loss(batch, modules, vocabulary)
         trained.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
@@ -185,12 +184,12 @@ def _draw_batch(chunks: list[Pictures], batch_size: int, generator: Any, vocabul
     return make_batch(chunks, chosen, vocabulary, mirror=generator)
 
 
-def _batch_loss(batch: Batch, modules: Modules, vocabulary: Vocabulary, dtype: Any) -> Any:
+def _batch_loss(batch: Batch, modules: Modules, vocabulary: Vocabulary) -> Any:
     import torch.nn.functional as F
 
     heads = modules.heads
-    with autocast(dtype):
-        states = layer_states(modules.tower, normalise(batch.patches, dtype))
+    with autocast():
+        states = layer_states(modules.tower, normalise(batch.patches, best_dtype()))
         embeddings = modules.projector(states[-1][:, 1:])
         mask = heads["mask"](states[MASK_LAYER][:, 1:])
         kind = heads["kind"](states[PART_LAYER][:, 1:])

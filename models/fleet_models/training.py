@@ -30,10 +30,11 @@ def use_idle_cores() -> None:
     torch.set_num_threads(max(1, round(len(os.sched_getaffinity(0)) - max(0.0, others))))
 
 
-def autocast(dtype: Any) -> Any:
-    """A context in which matrix products are computed in `dtype`."""
+def autocast() -> Any:
+    """A context in which matrix products are computed in the best dtype."""
     import torch
 
+    dtype = best_dtype()
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype=dtype)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet_models import training
 from fleet_models.training import say
 
 EMA_DECAY = 0.998
@@ -42,11 +41,6 @@ def generator_for(seed: int, name: str, step: int) -> Any:
 
     digest = hashlib.sha256(f"{seed}/{name}/{step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def autocast() -> Any:
-    """The context in which losses are computed."""
-    return training.autocast(training.best_dtype())
 
 
 def run_stage(stage: Stage, state_folder: Path) -> None:

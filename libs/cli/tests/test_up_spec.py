@@ -331,9 +331,9 @@ def test_the_environment_is_read_with_its_case(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_waiting_is_told_with_what_and_how_long() -> None:
-    text = describe([Waiting("decode-0", "loading weights", 12.4)])
+    text = describe([Waiting("decode-0", "loading weights", 12.4), Waiting("ingress", "No model is served yet.", 3.0)])
 
-    assert text == "waiting for decode-0 (loading weights, 12 s)"
+    assert text == "waiting for decode-0 (loading weights, 12 s), ingress (No model is served yet, 3 s)"
 
 
 def test_the_example_picture_is_a_picture() -> None:
